@@ -1,0 +1,118 @@
+"""Checkpoints on disk: written whole or not at all, and read only when every byte is what was written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.errors import Broken, RunError
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d{9})")
+
+
+def name_of(step: int) -> str:
+    """The folder name of a step's checkpoint; names sort as steps do."""
+    return f"step-{step:09d}"
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The steps that have a checkpoint folder, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(found[1]) for child in folder.iterdir() if (found := _NAME.fullmatch(child.name)))
+
+
+def write(folder: Path, step: int, files: dict[str, bytes]) -> Path:
+    """Commit a checkpoint: files and a manifest under a temporary name, synced, then renamed into place.
+
+    A kill at any moment leaves either the whole checkpoint or a temporary folder that the next start removes.
+    """
+    final = folder / name_of(step)
+    part = folder / f".{final.name}-{uuid.uuid4().hex[:8]}"
+    try:
+        part.mkdir(parents=True)
+        for name, content in files.items():
+            _put(part / name, content)
+        listing = {name: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for name, c in files.items()}
+        _put(part / MANIFEST, json.dumps({"format": 1, "step": step, "files": listing}, indent=1).encode())
+        _sync_folder(part)
+        if final.exists():  # a damaged one of the same step, or the same bytes again
+            shutil.rmtree(final)
+        part.rename(final)
+        _sync_folder(folder)
+    except OSError as fault:
+        shutil.rmtree(part, ignore_errors=True)
+        good = saved_steps(folder)
+        kept = f"; the newest one is {name_of(good[-1])}" if good else ""
+        raise Broken(f"{final}: the checkpoint cannot be written: {fault.strerror}{kept}") from None
+    return final
+
+
+def read(path: Path) -> dict[str, bytes]:
+    """The files of a checkpoint, each checked against the manifest; a RunError says what is damaged."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        listing = manifest["files"]
+        assert manifest["format"] == 1
+        assert all(re.fullmatch(r"[\w.]+", name) for name in listing)
+    except (OSError, ValueError, KeyError, TypeError, AssertionError):
+        raise RunError(f"{path}: the manifest is missing or damaged") from None
+    files = {}
+    for name, written in listing.items():
+        try:
+            content = (path / name).read_bytes()
+        except OSError as fault:
+            raise RunError(f"{path / name}: cannot be read: {fault.strerror}") from None
+        if len(content) != written["bytes"]:
+            raise RunError(f"{path / name}: has {len(content):,} bytes instead of {written['bytes']:,}")
+        if hashlib.sha256(content).hexdigest() != written["sha256"]:
+            raise RunError(f"{path / name}: its content is not what was written")
+        files[name] = content
+    return files
+
+
+def newest(folder: Path) -> Iterator[tuple[int, dict[str, bytes] | RunError]]:
+    """Checkpoints from the newest back: the files of each, or what is wrong with it; stops at the first good one."""
+    for step in reversed(saved_steps(folder)):
+        try:
+            yield step, read(folder / name_of(step))
+        except RunError as fault:
+            yield step, fault
+            continue
+        return
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what a killed writer left behind."""
+    if folder.is_dir():
+        for child in folder.glob(".step-*"):
+            shutil.rmtree(child, ignore_errors=True)
+
+
+def prune(folder: Path, keep: set[int]) -> None:
+    """Remove the checkpoints whose steps are not to be kept."""
+    for step in saved_steps(folder):
+        if step not in keep:
+            shutil.rmtree(folder / name_of(step), ignore_errors=True)
+
+
+def _put(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

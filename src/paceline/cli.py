@@ -1,0 +1,136 @@
+"""The one command line: finds the verb, reads its words, and turns faults into one line and an exit status."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline import __version__
+from paceline.errors import UserError
+
+app = typer.Typer(
+    name="paceline",
+    help="Train, validate and benchmark convolutional image classifiers. The same recipe is the same run on every placement.",
+    epilog="Start with: paceline train",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+RecipeWord = Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="A shipped name (see `paceline recipes`) or a YAML file; shapes/resnet8 if left out.")]
+Words = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as epochs=20 optimiser.lr=0.2; placement keys start with on.")]
+OnWords = Annotated[list[str] | None, typer.Argument(metavar="[on.KEY=VALUE]...", help="Placement settings to change, such as on.micro_batch=64.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+Data = Annotated[Path | None, typer.Option("--data", metavar="FOLDER", help="Where the images are; else DATA_DIR or DATASETS_DIR.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="RUN", help="The run folder; one that holds the same recipe goes on.")]
+On = Annotated[str | None, typer.Option("--on", metavar="PLACEMENT", help="A shipped placement or a YAML file.")]
+Replicas = Annotated[int | None, typer.Option("--replicas", metavar="N", help="Short for on.replicas=N.")]
+Device = Annotated[str | None, typer.Option("--device", metavar="KIND", help="Short for on.device=KIND: cpu, cuda or mps.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+
+@app.callback(invoke_without_command=True)
+def _top(version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False) -> None:
+    if version:
+        print(f"paceline {__version__}")
+        raise typer.Exit
+
+
+@app.command(epilog="Example: paceline train cifar10/resnet20 --data ~/cifar10 epochs=50 on.micro_batch=64")
+def train(
+    recipe: RecipeWord = None, settings: Words = None, data: Data = None, out: Out = None, on: On = None,
+    replicas: Replicas = None, device: Device = None,
+) -> None:  # fmt: skip
+    """Train a recipe; without words, a small network on the built-in images."""
+    from paceline.command import train as verb
+
+    raise typer.Exit(verb.run(recipe, settings or [], data, out, on, replicas, device))
+
+
+@app.command(epilog="Example: paceline resume runs/mine on.micro_batch=32")
+def resume(run: RunFolder, settings: OnWords = None, data: Data = None) -> None:
+    """Go on with a run from its newest whole checkpoint, on the same or another placement."""
+    from paceline.command import resume as verb
+
+    raise typer.Exit(verb.run(run, settings or [], data))
+
+
+@app.command(epilog="Example: paceline validate runs/mine --all")
+def validate(
+    run: RunFolder,
+    settings: OnWords = None,
+    checkpoint: Annotated[str | None, typer.Option("--checkpoint", metavar="STEP", help="Judge the checkpoint of this step.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Judge every checkpoint that was not judged yet.")] = False,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Judge a run's newest checkpoint on its validation images, each image once."""
+    from paceline.command import validate as verb
+
+    raise typer.Exit(verb.run(run, settings or [], checkpoint, every, data, json))
+
+
+@app.command(epilog="Example: paceline plan cifar10/resnet20 on.replicas=2 on.micro_batch=32")
+def plan(
+    recipe: RecipeWord = None, settings: Words = None, data: Data = None, on: On = None, replicas: Replicas = None,
+    device: Device = None, json: Json = False,
+    yaml: Annotated[bool, typer.Option("--yaml", help="Print every setting and where its value came from.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of recipes and placements, for editors.")] = False,
+) -> None:  # fmt: skip
+    """Print the whole arithmetic of a run without running it."""
+    from paceline.command import plan as verb
+
+    verb.run(recipe, settings or [], data, on, replicas, device, json, yaml, schema)
+
+
+@app.command(epilog="Example: paceline verify shapes/resnet8")
+def verify(
+    recipe: RecipeWord = None,
+    settings: Words = None,
+    data: Data = None,
+    steps: Annotated[int, typer.Option("--steps", min=2, help="Optimiser steps of each run.")] = 10,
+    full: Annotated[bool, typer.Option("--full", help="Do not shrink a large recipe.")] = False,
+    json: Json = False,
+) -> None:
+    """Prove on this machine that a recipe is the same run on every layout, and after a kill."""
+    from paceline.command import verify as verb
+
+    raise typer.Exit(verb.run(recipe, settings or [], data, steps, full, json))
+
+
+@app.command(epilog="Example: paceline recipes cifar10/resnet20 > mine.yaml")
+def recipes(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this recipe's page, to copy and edit.")] = None,
+    json: Json = False,
+) -> None:
+    """List the recipes that come with Paceline, or print one."""
+    from paceline.command import recipes as verb
+
+    verb.run(name, json)
+
+
+@app.command(epilog="Example: paceline models resnet50")
+def models(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this network's settings and defaults.")] = None,
+    json: Json = False,
+) -> None:
+    """List the networks, or print one's settings."""
+    from paceline.command import models as verb
+
+    verb.run(name, json)
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except UserError as fault:
+        print(f"error: {fault}", file=sys.stderr)
+        sys.exit(fault.status)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)

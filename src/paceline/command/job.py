@@ -1,0 +1,116 @@
+"""What the commands share: from the words a person typed to a plan, without torch."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from paceline import shipped, spec
+from paceline.data import index
+from paceline.launch import Launch, launched
+from paceline.machine import Machine, this_machine
+from paceline.model import tables
+from paceline.placement import Placement
+from paceline.plan import Plan, make_plan
+from paceline.recipe import Data, Recipe
+
+DEFAULT_RECIPE = "shapes/resnet8"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A plan and where its parts came from."""
+
+    name: str
+    plan: Plan
+    asked: Placement
+    data_folder: Path | None
+    written: spec.Tree
+    placed: spec.Tree
+    machine: Machine
+    launch: Launch | None
+
+
+def read_words(recipe: str | None, words: list[str]) -> tuple[str, list[str]]:
+    """The recipe's name and the overrides; a first word with '=' is an override of the default recipe."""
+    if recipe is None or "=" in recipe:
+        return DEFAULT_RECIPE, [*([recipe] if recipe else []), *words]
+    return recipe, words
+
+
+def read_recipe(name: str, words: list[str]) -> tuple[Recipe, spec.Tree]:
+    """A recipe with the overrides that concern it."""
+    written = shipped.tree("recipes", name)
+    for word in words:
+        if not word.startswith("on."):
+            spec.override(written, word, Recipe)
+    return spec.build(Recipe, written), written
+
+
+def read_placement(
+    page: str | None, words: list[str], replicas: int | None = None, device: str | None = None
+) -> tuple[Placement, spec.Tree]:
+    """A placement with the on.* words and flags that concern it."""
+    placed = shipped.tree("placements", page) if page else spec.Tree({}, {(): "placement"})
+    flags = [f"on.replicas={replicas}"] * (replicas is not None) + [f"on.device={device}"] * (device is not None)
+    for word in [*words, *flags]:
+        if word.startswith("on."):
+            spec.override(placed, word.removeprefix("on."), Placement)
+    placed.places = {path: place.replace("'", "'on.", 1) if place.startswith("'") else place for path, place in placed.places.items()}
+    return spec.build(Placement, placed), placed
+
+
+def make_job(
+    name: str, words: list[str], data: Path | None, page: str | None, replicas: int | None, device: str | None,
+    look: bool = True,
+) -> Job:  # fmt: skip
+    """Everything before torch: settings, data folder, machine, and the plan that follows.
+
+    With `look` off, a data set whose facts the recipe gives is not looked for.
+    """
+    recipe, written = read_recipe(name, words)
+    placement, placed = read_placement(page, words, replicas, device)
+    if look or data is not None or recipe.data is None:
+        found, folder = index.locate(recipe.data, index.given_folder(data))
+    else:
+        found, folder = recipe.data, None
+    return plan_job(name, recipe.model_copy(update={"data": found}), placement, folder, written, placed)
+
+
+def plan_job(
+    name: str, recipe: Recipe, placement: Placement, folder: Path | None, written: spec.Tree, placed: spec.Tree
+) -> Job:
+    """The job of settings that are known; the recipe names its data."""
+    assert recipe.data is not None
+    data: Data = recipe.data
+    machine, launch = this_machine(), launched()
+    appetite = tables.appetite(recipe.model, data.facts)
+    plan = make_plan(recipe, placement, data, machine, appetite, launch.count if launch else None)
+    return Job(name, plan, placement, folder, written, placed, machine, launch)
+
+
+def run_job(job: Job, folder: Path, words: list[str]) -> int:
+    """Train in this process, or start the replicas; `words` is the command that each of them runs."""
+    started = run_replicas(job, words)
+    if started is not None:
+        return started
+    from paceline.train.session import work
+
+    return work(job.plan, job.launch, job.machine, folder, job.data_folder, console())
+
+
+def run_replicas(job: Job, words: list[str] | None = None) -> int | None:
+    """Start this command once for each replica, unless there is one only or a launcher has done so."""
+    if job.launch is not None or job.plan.replicas == 1:
+        return None
+    from paceline.world import start_replicas
+
+    return start_replicas(job.plan.replicas, sys.argv[1:] if words is None else words, job.plan.placement.timeout)
+
+
+def console() -> Console:
+    """The terminal; a pipe gets long lines whole."""
+    return Console(width=None if sys.stdout.isatty() else 200, highlight=False)

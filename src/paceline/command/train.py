@@ -1,0 +1,42 @@
+"""paceline train: a recipe on this machine, into a run folder."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from paceline import spec
+from paceline.command.job import Job, make_job, read_words, run_job
+from paceline.errors import RunError
+from paceline.record import PLAN, store_plan, stored_plan
+
+
+def run(
+    recipe: str | None, words: list[str], data: Path | None, out: Path | None, page: str | None, replicas: int | None, device: str | None
+) -> int:
+    """Train; on a folder that holds the same recipe, go on with it."""
+    name, words = read_words(recipe, words)
+    job = make_job(name, words, data, page, replicas, device)
+    if out is None and job.launch is not None and job.launch.count > 1:
+        raise RunError("several processes were started: write --out FOLDER, so that they mean the same run")
+    folder = out or Path("runs") / f"{name.removesuffix('.yaml').replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if job.launch is None or job.launch.rank == 0:
+        prepare_folder(job, folder)
+    again = sys.argv[1:] if out else [*sys.argv[1:], "--out", str(folder)]
+    return run_job(job, folder, again)
+
+
+def prepare_folder(job: Job, folder: Path) -> None:
+    """Make the run folder, or check that it holds the same recipe."""
+    if (folder / PLAN).is_file():
+        changed = spec.differences(stored_plan(folder).recipe, job.plan.recipe)
+        if changed:
+            more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+            raise RunError(f"{folder}: holds a run of another recipe; {changed[0]}{more}; choose another folder with --out")
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise RunError(f"{folder}: cannot be made: {fault.strerror}; choose another folder with --out") from None
+    store_plan(folder, job.plan, job.asked, job.data_folder, job.written, job.placed)

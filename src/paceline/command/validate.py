@@ -1,0 +1,74 @@
+"""paceline validate: judge checkpoints of a run on its validation images; nothing of the training need be repeated."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from paceline import checkpoint
+from paceline.command.job import Job, run_replicas
+from paceline.command.resume import stored_job
+from paceline.command.show import show_rows
+from paceline.errors import RunError
+from paceline.record import Run, latest
+
+
+def run(folder: Path, words: list[str], which: str | None, every: bool, data: Path | None, as_json: bool) -> int:
+    """Judge the newest checkpoint, a chosen one, or all that were not judged yet; the record gets a row for each."""
+    job = stored_job(folder, words if any(w.startswith("on.replicas") for w in words) else [*words, "on.replicas=auto"], data)
+    started = run_replicas(job)
+    if started is not None:
+        return started
+    rows = judge(job, Run(folder, writer=False), steps_to_judge(folder, which, every))
+    if job.launch is None or job.launch.rank == 0:
+        if rows or as_json:
+            show_rows(rows, as_json)
+        else:
+            print("every checkpoint of this run is judged already")
+    return 0
+
+
+def steps_to_judge(folder: Path, which: str | None, every: bool) -> list[int]:
+    """The steps whose checkpoints are asked for."""
+    saved = checkpoint.saved_steps(folder / "checkpoints")
+    if not saved:
+        raise RunError(f"{folder}: there is no checkpoint in this run yet")
+    if every:
+        done = {row["step"] for row in latest(Run(folder, writer=False).rows(), "validation")}
+        return [step for step in saved if step not in done]
+    if which is None:
+        return saved[-1:]
+    number = Path(which).name.removeprefix("step-")
+    if not number.isdigit() or int(number) not in saved:
+        there = ", ".join(map(str, saved))
+        raise RunError(f"{folder}: there is no checkpoint of step '{which}'; there is {there}")
+    return [int(number)]
+
+
+def judge(job: Job, run: Run, steps: list[int]) -> list[dict[str, Any]]:
+    """Evaluate each checkpoint and append what was found to the record."""
+    from paceline.data.loader import open_loader
+    from paceline.data.source import open_source
+    from paceline.train.evaluate import evaluate
+    from paceline.train.session import settle_torch
+    from paceline.train.state import fresh, restore
+    from paceline.world import join
+
+    plan = job.plan
+    settle_torch(plan)
+    world = join(plan, job.launch)
+    loader = open_loader(plan, open_source(plan, job.data_folder), world.replica, world.device)
+    state = fresh(plan, world)
+    run.writer = world.first
+    rows = []
+    for step in steps:
+        name = checkpoint.name_of(step)
+        restore(state, checkpoint.read(run.checkpoints / name), name)
+        start = time.perf_counter()
+        found = evaluate(plan, world, state.network, loader)
+        seconds = time.perf_counter() - start
+        row = {"step": step, "epoch": plan.epoch(step), **found, "seconds": seconds, "images_per_second": found["images"] / seconds}
+        rows.append(run.write("validation", **row))
+    world.close()
+    return [{key: value for key, value in row.items() if key != "kind"} for row in rows]

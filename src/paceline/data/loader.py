@@ -1,0 +1,214 @@
+"""Brings each step's images to the device: prepared ahead by threads, or cropped there when the whole set lives there."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.data import augment
+from paceline.data.order import Positions, judged, share, training_order
+from paceline.data.source import Source, Split
+from paceline.plan import Plan
+
+Item = TypeVar("Item")
+AHEAD = 4
+"""Steps that are prepared before they are needed."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Images of one forward pass on the device: 8-bit, channels last in memory; only the first `count` are real."""
+
+    images: Tensor
+    labels: Tensor
+    count: int
+
+
+class Loader(Protocol):
+    """Where a replica gets its images."""
+
+    def training(self, start: int) -> Iterator[list[MicroBatch]]:
+        """This replica's micro-batches of each step, beginning with step `start`, without end."""
+        ...
+
+    def validation(self) -> Iterator[MicroBatch]:
+        """This replica's part of the validation images."""
+        ...
+
+
+def open_loader(plan: Plan, source: Source, replica: int, device: torch.device) -> Loader:
+    """The loader that suits the data set and the placement."""
+    if plan.data.name == "synthetic":
+        return Synthetic(plan, source, replica, device)
+    whole = plan.placement.resident and source.training.count == len(source.training.pictures)
+    return Resident(plan, source, replica, device) if whole else Host(plan, source, replica, device)
+
+
+class Resident:
+    """The whole data set on the device, cropped and flipped there; only image numbers and moves travel."""
+
+    def __init__(self, plan: Plan, source: Source, replica: int, device: torch.device) -> None:
+        self._plan, self._replica, self._device = plan, replica, device
+        self._sets = [self._put(split) for split in (source.training, source.validation)]
+        self._steps = torch.arange(plan.facts.side, device=device)
+
+    def _put(self, split: Split) -> tuple[Tensor, Tensor]:
+        wide = augment.widen(split.pictures, self._plan.recipe.augment)
+        return torch.tensor(wide, device=self._device), torch.tensor(split.labels, device=self._device)
+
+    def training(self, start: int) -> Iterator[list[MicroBatch]]:
+        """One gather a step, then cut into micro-batches."""
+        order, recipe = training_order(self._plan), self._plan.recipe
+
+        def prepare(step: int) -> Tensor:
+            parts = share(self._plan, step, self._replica)
+            positions = np.concatenate(parts) if parts else np.empty(0, np.int64)
+            return _pinned(np.vstack([order.images(positions), augment.draw(recipe, positions)]), self._device)
+
+        for numbers in ahead(_endless(prepare, start)):
+            images, labels = self._cut(0, numbers)
+            size = self._plan.micro_batch
+            yield [
+                MicroBatch(i, n, size) for i, n in zip(images.split(size), labels.split(size), strict=True) if len(n)
+            ]
+
+    def validation(self) -> Iterator[MicroBatch]:
+        """Every image once; the last batch is padded to keep one shape, and says how many are real."""
+        for numbers in judged(self._plan, self._replica):
+            padded = _padded(numbers, self._plan.evaluation_batch)
+            moves = augment.still(self._plan.recipe.augment, len(padded))
+            yield MicroBatch(*self._cut(1, _pinned(np.vstack([padded, moves]), self._device)), len(numbers))
+
+    def _cut(self, which: int, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        wide, labels = self._sets[which]
+        chosen, *moves = numbers.to(self._device, non_blocking=True)
+        images: Tensor = augment.crop(wide, chosen, moves, self._steps)
+        return images.permute(0, 3, 1, 2), labels[chosen]
+
+
+class Host:
+    """Images prepared on the host by threads, each micro-batch then copied to the device."""
+
+    def __init__(self, plan: Plan, source: Source, replica: int, device: torch.device) -> None:
+        self._plan, self._source, self._replica, self._device = plan, source, replica, device
+        assert isinstance(plan.placement.loader_threads, int)
+        self._threads = plan.placement.loader_threads
+
+    def training(self, start: int) -> Iterator[list[MicroBatch]]:
+        """Each micro-batch is one thread's piece of work; steps come in order whoever finishes first."""
+        order, recipe, split = training_order(self._plan), self._plan.recipe, self._source.training
+        steps = np.arange(self._plan.facts.side)
+
+        def prepare(positions: Positions, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+            wide = augment.widen(split.take(numbers), recipe.augment)
+            images = augment.crop(wide, np.arange(len(wide)), augment.draw(recipe, positions), steps)
+            return _pinned(images, self._device), _pinned(split.labels_of(numbers), self._device)
+
+        with ThreadPoolExecutor(self._threads) as pool:
+
+            def submit(step: int) -> list[Callable[[], tuple[Tensor, Tensor]]]:
+                parts = share(self._plan, step, self._replica)
+                return [pool.submit(prepare, part, order.images(part)).result for part in parts]
+
+            for results in ahead(_endless(submit, start)):
+                yield [self._send(*result(), self._plan.micro_batch) for result in results]
+
+    def validation(self) -> Iterator[MicroBatch]:
+        """Every image once; the last batch is padded to keep one shape, and says how many are real."""
+        split, size = self._source.validation, self._plan.evaluation_batch
+
+        def prepare(numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor, int]:
+            padded = _padded(numbers, size)
+            pictures, labels = split.take(padded), split.labels_of(padded)
+            return _pinned(pictures, self._device), _pinned(labels, self._device), len(numbers)
+
+        for images, labels, count in ahead(map(prepare, judged(self._plan, self._replica))):
+            yield self._send(images, labels, count)
+
+    def _send(self, images: Tensor, labels: Tensor, count: int) -> MicroBatch:
+        moved = images.to(self._device, non_blocking=True).permute(0, 3, 1, 2)
+        return MicroBatch(moved, labels.to(self._device, non_blocking=True), count)
+
+
+class Synthetic:
+    """One micro-batch made once on the device and used over and over: what is measured has no input at all."""
+
+    def __init__(self, plan: Plan, source: Source, replica: int, device: torch.device) -> None:
+        self._plan, self._replica = plan, replica
+        self._training = self._fill(source.training, plan.micro_batch, device)
+        self._validation = self._fill(source.validation, plan.evaluation_batch, device)
+
+    def _fill(self, split: Split, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        numbers = np.arange(size, dtype=np.int64)
+        images = torch.tensor(split.take(numbers), device=device).permute(0, 3, 1, 2)
+        return images, torch.tensor(split.labels_of(numbers), device=device)
+
+    def training(self, start: int) -> Iterator[list[MicroBatch]]:
+        """The same micro-batch as often as this replica has one in a step."""
+        while True:
+            yield [MicroBatch(*self._training, self._plan.micro_batch)] * len(share(self._plan, start, self._replica))
+            start += 1
+
+    def validation(self) -> Iterator[MicroBatch]:
+        """The same batch as often as the counted images need it."""
+        for numbers in judged(self._plan, self._replica):
+            yield MicroBatch(*self._validation, len(numbers))
+
+
+def ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """The same items, made up to AHEAD before they are asked for by a thread of their own; its faults come through."""
+    made: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(AHEAD)
+    stopped = threading.Event()
+
+    def offer(entry: tuple[Item | None, BaseException | None]) -> None:
+        while not stopped.is_set():
+            try:
+                return made.put(entry, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            for item in items:
+                offer((item, None))
+                if stopped.is_set():
+                    return
+            offer((None, StopIteration()))
+        except BaseException as fault:  # noqa: BLE001 - raised again in the thread that asks
+            offer((None, fault))
+
+    threading.Thread(target=work, name="images ahead", daemon=True).start()
+    try:
+        while True:
+            item, fault = made.get()
+            if isinstance(fault, StopIteration):
+                return
+            if fault is not None:
+                raise fault
+            yield item  # type: ignore[misc]
+    finally:
+        stopped.set()
+
+
+def _endless(prepare: Callable[[int], Item], start: int) -> Iterator[Item]:
+    while True:
+        yield prepare(start)
+        start += 1
+
+
+def _padded(numbers: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    return np.concatenate([numbers, np.zeros(size - len(numbers), np.int64)])
+
+
+def _pinned(values: NDArray[np.generic], device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    return tensor.pin_memory() if device.type == "cuda" else tensor

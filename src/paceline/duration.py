@@ -1,0 +1,124 @@
+"""Lengths of training in any unit ("5 epochs", "500 steps", "2%"), and the rhythm of things that come back."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import core_schema
+
+UNITS = ("epochs", "steps", "images", "%", "seconds")
+_WRITTEN = re.compile(r"\s*([0-9]*\.?[0-9]+(?:/[0-9]+)?)\s*(epochs?|steps?|images?|seconds?|minutes?|hours?|%)\s*")
+_SECONDS = {"second": 1, "minute": 60, "hour": 3600}
+
+
+@dataclass(frozen=True)
+class Duration:
+    """An exact amount of training: epochs, steps, images, a percentage of the run, or seconds on the clock."""
+
+    amount: Fraction
+    unit: str
+
+    @classmethod
+    def parse(cls, text: Any) -> Duration:
+        """Reads '5 epochs', '1/16 epochs', '500 steps', '1000 images', '2%' or '10 minutes'."""
+        if isinstance(text, Duration):
+            return text
+        found = _WRITTEN.fullmatch(text) if isinstance(text, str) else None
+        if not found:
+            hint = f", such as '{text:g} epochs'" if isinstance(text, int | float) and not isinstance(text, bool) else ""
+            raise ValueError(f"expected an amount with its unit (epochs, steps, images, % or seconds){hint}")
+        amount, unit = Fraction(found[1]), found[2].removesuffix("s")
+        if unit in _SECONDS:
+            return cls(amount * _SECONDS[unit], "seconds")
+        return cls(amount, unit if unit == "%" else unit + "s")
+
+    def __str__(self) -> str:
+        exact = self.amount.denominator == 1 or float(self.amount) * self.amount.denominator == self.amount.numerator
+        text = repr(float(self.amount)).removesuffix(".0") if exact and float(self.amount) < 1e15 else str(self.amount)
+        if "e" in text or Fraction(text) != self.amount:
+            text = str(self.amount)
+        return f"{text}%" if self.unit == "%" else f"{text} {self.unit}"
+
+    def images(self, epoch_images: int, global_batch: int, steps: int) -> Fraction:
+        """How many images this amount of training sees; a percentage is of the whole run."""
+        per_unit = {
+            "epochs": Fraction(epoch_images),
+            "steps": Fraction(global_batch),
+            "images": Fraction(1),
+            "%": Fraction(steps * global_batch, 100),
+        }
+        return self.amount * per_unit[self.unit]
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls.parse,
+            serialization=core_schema.plain_serializer_function_ser_schema(str),
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
+        return {"type": "string", "pattern": f"^{_WRITTEN.pattern}$", "examples": ["5 epochs", "500 steps", "2%"]}
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """Something due each time another `every` images were seen, the first time after `offset` more."""
+
+    every: Fraction
+    offset: Fraction
+    global_batch: int
+
+    def due(self, step: int) -> bool:
+        """Whether one of the marks was reached by step number `step` (1 is the first) and not before it."""
+        return step > 0 and self._marks(step) > max(self._marks(step - 1), 0 if self.offset == 0 else -1)
+
+    def _marks(self, step: int) -> int:
+        return math.floor((step * self.global_batch - self.offset) / self.every)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A learning rate: a number, or one that grows with the global batch ('2^-6 per image', '0.1 per 256 images')."""
+
+    text: str
+    value: float
+    images: int | None = None
+
+    @classmethod
+    def parse(cls, text: Any) -> Rate:
+        """Reads 0.1, '2^-6 per image' or '0.256 per 256 images'."""
+        if isinstance(text, Rate):
+            return text
+        if isinstance(text, int | float) and not isinstance(text, bool):
+            if not (math.isfinite(text) and text >= 0):
+                raise ValueError(f"expected a learning rate of at least 0, found {text}")
+            return cls(repr(text), float(text))
+        number = r"(?:2\^(-?[0-9.]+)|([0-9.]+(?:e-?[0-9]+)?))"
+        found = re.fullmatch(rf"\s*{number}\s+per\s+(?:([0-9]+)\s+images|image)\s*", text) if isinstance(text, str) else None
+        if not found:
+            raise ValueError(f"expected a learning rate such as 0.1, '2^-6 per image' or '0.1 per 256 images', found {text!r}")
+        value = 2.0 ** float(found[1]) if found[1] else float(found[2])
+        return cls(text.strip(), value, int(found[3] or 1))
+
+    def at(self, global_batch: int) -> float:
+        """The peak learning rate for a global batch."""
+        return self.value if self.images is None else self.value * global_batch / self.images
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        def plain(rate: Rate) -> float | str:
+            return rate.value if rate.images is None else rate.text
+
+        return core_schema.no_info_plain_validator_function(
+            cls.parse, serialization=core_schema.plain_serializer_function_ser_schema(plain)
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
+        return {"anyOf": [{"type": "number"}, {"type": "string", "examples": ["2^-6 per image", "0.1 per 256 images"]}]}

@@ -1,0 +1,35 @@
+"""Faults that a person can mend: each is one sentence saying where, what, and what to write instead."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """A fault to show as one line, without a traceback; `status` is what the process then exits with."""
+
+    status = 2
+
+
+class SpecError(UserError):
+    """A setting is unknown, of the wrong type, or impossible."""
+
+
+class PlanError(UserError):
+    """This recipe cannot run on this placement; the message names one that fits."""
+
+
+class DataError(UserError):
+    """The data set is missing, damaged or not what the recipe expects."""
+
+
+class RunError(UserError):
+    """The run folder cannot be used as asked."""
+
+
+class Broken(UserError):
+    """Something outside the settings failed while the run was going: a disk, a replica, the network."""
+
+    status = 1
+
+
+INTERRUPTED = 75
+"""Exit status of a run that was asked to stop and saved itself: run the same command again to go on."""

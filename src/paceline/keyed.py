@@ -1,0 +1,136 @@
+"""Random numbers that are looked up, not drawn: every number is a pure function of a key, a position and an index.
+
+The generator is Philox-4x32 with ten rounds (Salmon et al., 2011). It is written once, in 64-bit integer arithmetic
+that NumPy, torch on the CPU and torch on CUDA all do exactly, so the three give the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Integers = TypeVar("Integers", NDArray[np.int64], Tensor)
+else:
+    Integers = TypeVar("Integers")
+
+Words = tuple[Integers, Integers, Integers, Integers]
+
+_LOW = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+def key(seed: int, purpose: str, *names: str | int) -> int:
+    """The 64-bit key of one use of random numbers, such as key(seed, "augment") or key(seed, "weights", name)."""
+    text = "\x1f".join([str(seed), purpose, *map(str, names)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def words(key: int, position: Integers, index: int = 0) -> Words[Integers]:
+    """Four independent 32-bit words for each position (int64 array or tensor, at least one dimension)."""
+    zero = position * 0
+    a, b, c, d = position & _LOW, (position >> 32) & _LOW, zero + (index & _LOW), zero + (index >> 32)
+    k0, k1 = key & _LOW, key >> 32
+    for _ in range(_ROUNDS):
+        # The product of two 32-bit numbers fits 64 bits; int64 wraps, and shift-and-mask recovers the unsigned halves.
+        p, q = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
+        a, b, c, d = ((q >> 32) & _LOW) ^ b ^ k0, q & _LOW, ((p >> 32) & _LOW) ^ d ^ k1, p & _LOW
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _LOW, (k1 + _KEY_STEPS[1]) & _LOW
+    return a, b, c, d
+
+
+def integers(word: Integers, bound: int) -> Integers:
+    """Whole numbers from 0 up to but not including `bound` (below 2^31), one for each word."""
+    return (word * bound) >> 32
+
+
+def uniforms(high: Integers, low: Integers) -> Integers:
+    """Float64 numbers in [0, 1) with 53 random bits, from two words each."""
+    whole = (high >> 5) * (1 << 26) + (low >> 6)
+    doubles = whole.astype(np.float64) if isinstance(whole, np.ndarray) else whole.double()
+    return doubles * 2.0**-53
+
+
+def host_uniforms(key: int, count: int) -> NDArray[np.float64]:
+    """`count` uniforms in [0, 1) of one key, made on the host."""
+    a, b, c, d = words(key, np.arange((count + 1) // 2, dtype=np.int64))
+    return np.stack([uniforms(a, b), uniforms(c, d)], axis=1).reshape(-1)[:count].astype(np.float64)
+
+
+def permutation(key: int, count: int) -> NDArray[np.int64]:
+    """An order of 0 .. count-1 that depends on the key alone."""
+    a, b, c, d = words(key, np.arange((count + 1) // 2, dtype=np.int64))
+    rank = np.stack([(a << 32) | b, (c << 32) | d], axis=1).reshape(-1)[:count]
+    return np.argsort(rank, kind="stable").astype(np.int64)
+
+
+def normals(key: int, count: int, limit: float | None = None) -> NDArray[np.float64]:
+    """`count` standard normal numbers, within +-`limit` when given, the same bits on every host."""
+    tail = 0.0 if limit is None else _normal_tail(limit)
+    shares = tail + (1 - 2 * tail) * (host_uniforms(key, count) + 2.0**-54)
+    block = 1 << 15  # small enough to stay in a core's cache through the many passes below
+    parts = [_normal_quantiles(shares[start : start + block]) for start in range(0, count, block)]
+    return np.concatenate(parts) if parts else shares
+
+
+def _normal_quantiles(share: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The inverse of the normal distribution by Wichura's rational approximations (AS 241, good to 1e-16).
+
+    Only exact IEEE operations are used: NumPy's own log differs in the last bit between processors.
+    """
+    from_middle = share - 0.5
+    central = np.abs(from_middle) <= 0.425
+    squared = 0.180625 - from_middle * from_middle
+    middle = from_middle * _polynomial(_MIDDLE[0], squared) / _polynomial(_MIDDLE[1], squared)
+    # Where the middle formula is used, 1 stands in for the share, so that the tails never see a wrong argument.
+    r = np.sqrt(-_log(np.where(central, 1.0, np.minimum(share, 1 - share))))
+    near = _polynomial(_NEAR[0], r - 1.6) / _polynomial(_NEAR[1], r - 1.6)
+    far = _polynomial(_FAR[0], r - 5.0) / _polynomial(_FAR[1], r - 5.0)
+    outer = np.copysign(np.where(r <= 5.0, near, far), from_middle)
+    return np.where(central, middle, outer).astype(np.float64)
+
+
+def _normal_tail(limit: float) -> float:
+    """The share of a normal distribution below -limit."""
+    return math.erfc(limit / math.sqrt(2)) / 2
+
+
+def _log(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Natural logarithm from exact operations: exponent apart, then the series of atanh."""
+    mantissa, exponent = np.frexp(x)
+    small = mantissa < 0.70710678118654752
+    mantissa = np.where(small, 2 * mantissa, mantissa)
+    z = (mantissa - 1) / (mantissa + 1)
+    series = _polynomial([1 / k for k in range(1, 26, 2)], z * z)
+    return (exponent - small) * 0.69314718055994531 + 2 * z * series
+
+
+def _polynomial(coefficients: list[float], x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Horner's rule, lowest coefficient first."""
+    value = np.full_like(x, coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        value = value * x + coefficient
+    return value
+
+
+# Numerator and denominator of AS 241 near the middle, in the tails, and far out.
+_MIDDLE = (
+    [3.3871328727963666080e0, 1.3314166789178437745e2, 1.9715909503065514427e3, 1.3731693765509461125e4, 4.5921953931549871457e4, 6.7265770927008700853e4, 3.3430575583588128105e4, 2.5090809287301226727e3],
+    [1.0, 4.2313330701600911252e1, 6.8718700749205790830e2, 5.3941960214247511077e3, 2.1213794301586595867e4, 3.9307895800092710610e4, 2.8729085735721942674e4, 5.2264952788528545610e3],
+)
+_NEAR = (
+    [1.42343711074968357734e0, 4.63033784615654529590e0, 5.76949722146069140550e0, 3.64784832476320460504e0, 1.27045825245236838258e0, 2.41780725177450611770e-1, 2.27238449892691845833e-2, 7.74545014278341407640e-4],
+    [1.0, 2.05319162663775882187e0, 1.67638483018380384940e0, 6.89767334985100004550e-1, 1.48103976427480074590e-1, 1.51986665636164571966e-2, 5.47593808499534494600e-4, 1.05075007164441684324e-9],
+)
+_FAR = (
+    [6.65790464350110377720e0, 5.46378491116411436990e0, 1.78482653991729133580e0, 2.96560571828504891230e-1, 2.65321895265761230930e-2, 1.24266094738807843860e-3, 2.71155556874348757815e-5, 2.01033439929228813265e-7],
+    [1.0, 5.99832206555887937690e-1, 1.36929880922735805310e-1, 1.48753612908506148525e-2, 7.86869131145613259100e-4, 1.84631831751005468180e-5, 1.42151175831644588870e-7, 2.04426310338993978564e-15],
+)

@@ -1,0 +1,58 @@
+"""Which process of how many this is, as a launcher (Paceline itself, torchrun or Slurm) has said; read without torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.errors import PlanError
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One process among those a launcher started."""
+
+    rank: int
+    count: int
+    local_rank: int
+    address: str
+    port: int
+    store_is_there: bool
+    """The launcher keeps the meeting place itself; otherwise process 0 opens it."""
+    attempt: str = "0"
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
+    """What the launcher said, or None for a process that a person started."""
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        return Launch(
+            rank=int(environment["RANK"]),
+            count=int(environment["WORLD_SIZE"]),
+            local_rank=int(environment.get("LOCAL_RANK", "0")),
+            address=environment.get("MASTER_ADDR", "127.0.0.1"),
+            port=int(environment.get("MASTER_PORT", "29500")),
+            store_is_there=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        )
+    if int(environment.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environment:
+        job = int(environment.get("SLURM_JOB_ID", "0"))
+        return Launch(
+            rank=int(environment["SLURM_PROCID"]),
+            count=int(environment["SLURM_NTASKS"]),
+            local_rank=int(environment.get("SLURM_LOCALID", "0")),
+            address=environment.get("MASTER_ADDR") or first_host(environment.get("SLURM_JOB_NODELIST", "")),
+            port=int(environment.get("MASTER_PORT", 20_000 + job % 20_000)),
+            store_is_there=False,
+            attempt=environment.get("SLURM_RESTART_COUNT", "0"),
+        )
+    return None
+
+
+def first_host(nodes: str) -> str:
+    """The first host of a Slurm node list such as 'gpu[003-007,9],login1'."""
+    found = re.match(r"([^,\[]+)(?:\[([0-9]+)[^\]]*\]([^,]*))?", nodes)
+    if not found:
+        raise PlanError("Slurm gave no node list; set MASTER_ADDR to the first host's name")
+    return found[1] + (found[2] or "") + (found[3] or "")

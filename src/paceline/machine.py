@@ -1,0 +1,66 @@
+"""What this machine has, found without torch: cores, memory and accelerators."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The parts of a machine that a plan depends on."""
+
+    cores: int
+    memory: int
+    """Bytes of main memory this process may use."""
+    accelerators: int = 0
+    accelerator: str = ""
+    """Name of the first accelerator."""
+    accelerator_memory: int = 0
+    """Bytes of memory of the smallest accelerator."""
+    host: str = ""
+
+
+def this_machine() -> Machine:
+    """Look at the machine this process runs on."""
+    rows = _nvidia()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        wanted = [word.strip() for word in visible.split(",") if word.strip()]
+        rows = [row for word in wanted for row in rows if word == row[0] or (word and row[3].startswith(word))]
+    return Machine(
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory=_memory(),
+        accelerators=len(rows),
+        accelerator=rows[0][1] if rows else "",
+        accelerator_memory=min((int(float(row[2])) << 20 for row in rows), default=0),
+        host=platform.node(),
+    )
+
+
+def _nvidia() -> list[list[str]]:
+    """Index, name, MiB and id of each NVIDIA device, by the driver's own tool."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    query = [tool, "--query-gpu=index,name,memory.total,uuid", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    if done.returncode != 0:
+        return []
+    return [[word.strip() for word in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 3]
+
+
+def _memory() -> int:
+    """Main memory, or the limit of the container this process is in."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.exists() and (text := limit.read_text().strip()).isdigit():
+        return min(total, int(text))
+    return total

@@ -1,0 +1,1 @@
+"""Networks: ordered lists of named blocks, and the one place where they meet a device."""

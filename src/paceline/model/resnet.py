@@ -1,0 +1,125 @@
+"""Residual networks: the ImageNet widths in v1 and v1.5, and the narrow ones for 32-pixel images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline.model.parts import Head, MakeNorm, conv
+from paceline.recipe import CifarResNet, ResNet
+
+DEPTHS: dict[str, tuple[bool, tuple[int, ...]]] = {
+    "resnet10": (False, (1, 1, 1, 1)),
+    "resnet14": (True, (1, 1, 1, 1)),
+    "resnet18": (False, (2, 2, 2, 2)),
+    "resnet26": (True, (2, 2, 2, 2)),
+    "resnet34": (False, (3, 4, 6, 3)),
+    "resnet50": (True, (3, 4, 6, 3)),
+    "resnet101": (True, (3, 4, 23, 3)),
+    "resnet152": (True, (3, 8, 36, 3)),
+}
+"""Whether its units are bottlenecks, and how many each stage has."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a unit is like apart from its width."""
+
+    bottleneck: bool
+    stride_first: bool
+    shortcut: Literal["pad", "projection"]
+
+
+class Unit(nn.Module):
+    """Two 3x3 convolutions, or a bottleneck of 1x1, 3x3 and 1x1, beside a shortcut."""
+
+    def __init__(
+        self, inputs: int, width: int, stride: int, shape: Shape, make_norm: MakeNorm, project: bool = False
+    ) -> None:
+        super().__init__()
+        outputs = 4 * width if shape.bottleneck else width
+        changes = stride != 1 or inputs != outputs
+        self.stride, self.extra = stride, outputs - inputs if changes and shape.shortcut == "pad" else 0
+        projects = project or (changes and shape.shortcut == "projection")
+        role = "projected-branch" if projects else "branch"
+        if shape.bottleneck:
+            self.conv1 = conv(inputs, width, 1, stride if shape.stride_first else 1)
+            self.norm1 = make_norm(width, True, "plain")
+            self.conv2 = conv(width, width, 3, 1 if shape.stride_first else stride)
+            self.norm2 = make_norm(width, True, "plain")
+            self.conv3 = conv(width, outputs, 1)
+            self.norm3 = make_norm(outputs, True, role)
+        else:
+            self.conv1 = conv(inputs, width, 3, stride)
+            self.norm1 = make_norm(width, True, "plain")
+            self.conv2 = conv(width, width, 3)
+            self.norm2 = make_norm(width, True, role)
+        self.bottleneck, self.projects = shape.bottleneck, projects
+        if projects:
+            self.projection = conv(inputs, outputs, 1, stride)
+            self.projection_norm = make_norm(outputs, False, "projection")
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x
+        if self.projects:
+            shortcut = self.projection_norm(self.projection(x))
+        elif self.extra:
+            shortcut = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
+        y = self.conv2(self.norm1(self.conv1(x)))
+        y = self.norm3(self.conv3(self.norm2(y)), shortcut) if self.bottleneck else self.norm2(y, shortcut)
+        assert isinstance(y, Tensor)
+        return y
+
+
+class Stem(nn.Module):
+    """The first convolution, with a max-pool where images are large."""
+
+    def __init__(self, channels: int, outputs: int, large: bool, make_norm: MakeNorm) -> None:
+        super().__init__()
+        self.conv = conv(channels, outputs, 7, 2) if large else conv(channels, outputs, 3)
+        self.norm = make_norm(outputs, True, "plain")
+        self.pool = large
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(self.conv(x))
+        return F.max_pool2d(y, 3, 2, 1) if self.pool else y
+
+
+def resnet_blocks(model: ResNet, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
+    """The named blocks of an ImageNet-width network."""
+    bottleneck, depths = DEPTHS[model.name]
+    shape = Shape(bottleneck, model.version == "v1", "projection")
+    blocks: dict[str, nn.Module] = {"stem": Stem(channels, 64, model.stem == "7x7", make_norm)}
+    blocks |= _stages((64, 128, 256, 512), depths, 64, shape, make_norm, model.first_projection)
+    return blocks | {"head": Head(2048 if bottleneck else 512, classes)}
+
+
+def cifar_resnet_blocks(model: CifarResNet, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
+    """The named blocks of a narrow network; its depth is 6n+2 with basic units and 9n+2 with bottlenecks."""
+    bottleneck = model.name.endswith("-bottleneck")
+    depth = int(model.name.removeprefix("resnet").partition("-")[0])
+    units = (depth - 2) // (9 if bottleneck else 6)
+    shortcut: Literal["pad", "projection"] = "projection" if bottleneck else "pad"
+    shape = Shape(bottleneck, False, shortcut if model.shortcut == "auto" else model.shortcut)
+    blocks: dict[str, nn.Module] = {"stem": Stem(channels, 16, False, make_norm)}
+    blocks |= _stages((16, 32, 64), (units,) * 3, 16, shape, make_norm, False)
+    return blocks | {"head": Head(256 if bottleneck else 64, classes)}
+
+
+def _stages(
+    widths: tuple[int, ...], depths: tuple[int, ...], inputs: int, shape: Shape, make_norm: MakeNorm, project: bool
+) -> dict[str, nn.Module]:
+    """Units named stage1/unit1, stage1/unit2, ...; every stage after the first halves the picture."""
+    blocks: dict[str, nn.Module] = {}
+    for stage, (width, depth) in enumerate(zip(widths, depths, strict=True), 1):
+        for unit in range(1, depth + 1):
+            stride = 2 if unit == 1 and stage > 1 else 1
+            first = project and stage == 1 and unit == 1
+            blocks[f"stage{stage}/unit{unit}"] = Unit(inputs, width, stride, shape, make_norm, first)
+            inputs = width * 4 if shape.bottleneck else width
+    return blocks
+
+

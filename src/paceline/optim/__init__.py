@@ -1,0 +1,1 @@
+"""Optimisers: how a gradient becomes a step."""

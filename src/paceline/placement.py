@@ -1,0 +1,72 @@
+"""Where a recipe runs: settings that never change what is learnt beyond rounding."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from paceline.duration import Duration
+from paceline.recipe import Count
+from paceline.spec import Settings
+
+LAYOUT = {"kind": "layout"}
+ARITHMETIC = {"kind": "arithmetic"}
+KEEPING = {"kind": "keeping"}
+
+Precision = Literal["64.64", "32.32", "16.32"]
+
+
+def _as_text(value: object) -> object:
+    """YAML reads 16.32 as a number; it is a name."""
+    return str(value) if isinstance(value, float) else value
+
+
+class Placement(Settings):
+    """Where it runs. Layout keys give the same run to 1e-12 in float64; arithmetic keys change rounding only; keeping
+    keys say what stays on disk."""
+
+    device: Annotated[Literal["auto", "cpu", "cuda", "mps"], Field(json_schema_extra=ARITHMETIC)] = "auto"
+    """Kind of device; auto is cuda where there is one, else cpu."""
+    replicas: Annotated[Count | Literal["auto"], Field(json_schema_extra=LAYOUT)] = "auto"
+    """Copies of the network that share each step's images; auto is every visible accelerator, or one."""
+    micro_batch: Annotated[Count | Literal["auto"], Field(json_schema_extra=LAYOUT)] = "auto"
+    """Images in one forward pass of one replica; auto is the largest that divides and fits the memory."""
+    precision: Annotated[
+        Precision | Literal["auto"], BeforeValidator(_as_text), Field(json_schema_extra=ARITHMETIC)
+    ] = "auto"
+    """Bits of arithmetic and of weights: 32.32, 16.32 (bfloat16 over float32 weights) or 64.64; auto is 16.32 on cuda, else
+    32.32."""
+    compile: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = False
+    """Let torch.compile fuse the network: a minute to start, then faster on accelerators."""
+    deterministic: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = False
+    """Only kernels that give the same bits each time, so that a resume on an accelerator is exact too."""
+    resident: Annotated[bool | Literal["auto"], Field(json_schema_extra=LAYOUT)] = "auto"
+    """Keep the whole data set on the device and crop and flip it there; auto does so where it is small."""
+    loader_threads: Annotated[Count | Literal["auto"], Field(json_schema_extra=LAYOUT)] = "auto"
+    """Threads of each replica that prepare images."""
+    cpu_threads: Annotated[Count | Literal["auto"], Field(json_schema_extra=ARITHMETIC)] = "auto"
+    """Threads of each replica that compute on the CPU; auto shares the cores between the replicas."""
+    timeout: Annotated[float, Field(gt=0, json_schema_extra=LAYOUT)] = 600.0
+    """Seconds after which a replica that does not answer is given up."""
+    save: Annotated[Duration, Field(json_schema_extra=KEEPING)] = Duration.parse("1 epoch")
+    """How often a checkpoint is written: epochs, steps, images, % or seconds; the start and the end always are."""
+    keep_last: Annotated[Count, Field(json_schema_extra=KEEPING)] = 3
+    """How many of the newest checkpoints stay."""
+    keep_best: Annotated[bool, Field(json_schema_extra=KEEPING)] = True
+    """Keep the checkpoint with the best validation accuracy as well."""
+    keep_every: Annotated[Duration | None, Field(json_schema_extra=KEEPING)] = None
+    """Keep one checkpoint of each such stretch for good, such as 10 epochs."""
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Placement:
+        if self.save.amount <= 0:
+            raise ValueError("'save' must be more than nothing")
+        if self.keep_every is not None and (self.keep_every.unit == "seconds" or self.keep_every.amount <= 0):
+            raise ValueError("'keep_every' counts training; write epochs, steps, images or %")
+        return self
+
+
+def keys(kind: str) -> list[str]:
+    """The placement keys of one kind: layout, arithmetic or keeping."""
+    return [name for name, info in Placement.model_fields.items() if info.json_schema_extra == {"kind": kind}]

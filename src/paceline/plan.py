@@ -1,0 +1,232 @@
+"""Recipe and placement reconciled: every number of the run, checked, or a refusal that names what would fit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+from paceline.duration import Duration, Rhythm
+from paceline.errors import PlanError
+from paceline.machine import Machine
+from paceline.placement import Placement
+from paceline.recipe import BatchNorm, Data, Facts, Recipe
+
+
+@dataclass(frozen=True)
+class Appetite:
+    """What a network needs of memory: numbers from the model tables."""
+
+    parameters: int
+    activations: int
+    """Numbers kept for the backward pass, for one image."""
+    smallest_side: int = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every number that the step and the loop need. Everything here follows from the recipe, the placement and the facts."""
+
+    recipe: Recipe
+    placement: Placement
+    """With every 'auto' decided."""
+    data: Data
+    facts: Facts
+
+    @property
+    def global_batch(self) -> int:
+        return self.recipe.global_batch
+
+    @property
+    def replicas(self) -> int:
+        assert isinstance(self.placement.replicas, int)
+        return self.placement.replicas
+
+    @property
+    def micro_batch(self) -> int:
+        assert isinstance(self.placement.micro_batch, int)
+        return self.placement.micro_batch
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one step, over all replicas."""
+        return self.global_batch // self.micro_batch
+
+    @property
+    def rounds(self) -> int:
+        """Forward passes of the busiest replica in one step."""
+        return math.ceil(self.micro_batches / self.replicas)
+
+    @property
+    def epoch_images(self) -> int:
+        """Images that one pass through the list shows: fewer than there are when the tail is dropped."""
+        if self.recipe.tail == "flow":
+            return self.facts.images
+        return self.facts.images // self.global_batch * self.global_batch
+
+    @cached_property
+    def steps(self) -> int:
+        """Optimiser steps of the whole run."""
+        return max(1, math.floor(Fraction(str(self.recipe.epochs)) * self.epoch_images / self.global_batch))
+
+    @property
+    def norm_batch(self) -> int | None:
+        """Images that share a batch-norm statistic; None where the norm sees one image."""
+        if not isinstance(self.recipe.norm, BatchNorm):
+            return None
+        return self.recipe.norm_batch or self.global_batch
+
+    @property
+    def norm_groups(self) -> int:
+        """Norm groups inside one micro-batch; 1 where a group spans replicas."""
+        return 1 if self.norm_batch is None else max(1, self.micro_batch // self.norm_batch)
+
+    @property
+    def norm_replicas(self) -> int:
+        """Neighbouring replicas that share one norm group."""
+        return 1 if self.norm_batch is None else max(1, self.norm_batch // self.micro_batch)
+
+    @property
+    def norm_total(self) -> int:
+        """Norm groups of one step, over all replicas."""
+        return self.global_batch // self.norm_batch if self.norm_batch else 0
+
+    @property
+    def peak_lr(self) -> float:
+        """The learning rate that the schedule multiplies."""
+        return self.recipe.optimiser.lr.at(self.global_batch)
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Images judged at a time by one replica: without a backward pass, four micro-batches fit."""
+        return min(4 * self.micro_batch, 1024, self.facts.validation_images)
+
+    def images_in(self, duration: Duration) -> Fraction:
+        """How many images an amount of this run's training sees."""
+        return duration.images(self.epoch_images, self.global_batch, self.steps)
+
+    def steps_in(self, duration: Duration) -> Fraction:
+        """The same in optimiser steps."""
+        return self.images_in(duration) / self.global_batch
+
+    def epoch(self, step: int) -> float:
+        """How many epochs were seen after `step` steps."""
+        return step * self.global_batch / self.epoch_images
+
+    def rhythm(self, every: Duration, offset: Duration | None = None) -> Rhythm:
+        """When something comes back that is due every so often."""
+        start = self.images_in(offset) if offset else Fraction(0)
+        return Rhythm(self.images_in(every), start, self.global_batch)
+
+
+def make_plan(
+    recipe: Recipe, placement: Placement, data: Data, machine: Machine, appetite: Appetite, launched: int | None = None
+) -> Plan:
+    """Reconcile the two; `launched` is the number of processes when a launcher has started them already."""
+    facts = data.facts
+    _check_recipe(recipe, facts, appetite)
+    placement = _decide(recipe, placement, facts, machine, appetite, launched)
+    plan = Plan(recipe, placement, data, facts)
+    _check_layout(plan)
+    return plan
+
+
+def fits(global_batch: int, norm_batch: int | None, replicas: int, micro_batch: int) -> bool:
+    """Whether micro-batches divide the step and norm groups fall inside them or across whole neighbours."""
+    if global_batch % micro_batch:
+        return False
+    if norm_batch is None or micro_batch % norm_batch == 0:
+        return True
+    return norm_batch % micro_batch == 0 and replicas % (norm_batch // micro_batch) == 0
+
+
+def _check_recipe(recipe: Recipe, facts: Facts, appetite: Appetite) -> None:
+    if facts.side < appetite.smallest_side:
+        raise PlanError(
+            f"{recipe.model.name} needs images of at least {appetite.smallest_side} pixels a side, "
+            f"and these have {facts.side}"
+        )
+    if recipe.tail == "drop" and facts.images < recipe.global_batch:
+        raise PlanError(
+            f"tail: drop leaves nothing of {facts.images} images at global_batch {recipe.global_batch}; "
+            f"write tail: flow, or a global_batch of at most {facts.images}"
+        )
+    n = recipe.norm_batch
+    if n is not None and isinstance(recipe.norm, BatchNorm) and recipe.global_batch % n:
+        close = min(_divisors(recipe.global_batch), key=lambda d: (abs(d - n), d))
+        raise PlanError(f"norm_batch {n} does not divide global_batch {recipe.global_batch}; the nearest that does is {close}")
+
+
+def _decide(
+    recipe: Recipe, asked: Placement, facts: Facts, machine: Machine, appetite: Appetite, launched: int | None
+) -> Placement:
+    """Every 'auto' of a placement, decided for this machine."""
+    device = asked.device if asked.device != "auto" else "cuda" if machine.accelerators else "cpu"
+    precision = asked.precision if asked.precision != "auto" else "16.32" if device == "cuda" else "32.32"
+    norm_batch = (recipe.norm_batch or recipe.global_batch) if isinstance(recipe.norm, BatchNorm) else None
+    most = machine.accelerators if device == "cuda" else 1
+    replicas = asked.replicas if asked.replicas != "auto" else launched or max(1, most)
+    if launched is not None and replicas != launched:
+        raise PlanError(f"the launcher started {launched} processes, and on.replicas is {replicas}; make them equal")
+    if device == "cuda" and launched is None and 0 < machine.accelerators < replicas:
+        raise PlanError(f"on.replicas={replicas}, and only {machine.accelerators} accelerators are visible")
+    micro_batch = asked.micro_batch
+    if micro_batch == "auto":
+        room = _images_that_fit(device, precision, replicas, machine, appetite)
+        micro_batch = _best_micro_batch(recipe.global_batch, norm_batch, replicas, room)
+    side = facts.side + 2 * recipe.augment.pad
+    bytes_of_data = (facts.images + facts.validation_images) * side * side * facts.channels
+    resident = asked.resident if asked.resident != "auto" else bytes_of_data <= 1 << 30
+    share_of_cores = max(1, machine.cores // (replicas if device == "cpu" else max(1, machine.accelerators)))
+    return asked.model_copy(
+        update={
+            "device": device,
+            "precision": precision,
+            "replicas": replicas,
+            "micro_batch": micro_batch,
+            "resident": resident,
+            "loader_threads": min(16, share_of_cores) if asked.loader_threads == "auto" else asked.loader_threads,
+            "cpu_threads": share_of_cores if asked.cpu_threads == "auto" else asked.cpu_threads,
+        }
+    )
+
+
+def _images_that_fit(device: str, precision: str, replicas: int, machine: Machine, appetite: Appetite) -> int:
+    """A simple memory rule: activations and as much again to work with, beside weights, gradients and momentum."""
+    width = {"64.64": 8, "32.32": 4, "16.32": 2}[precision]
+    memory = 0.8 * machine.accelerator_memory if device == "cuda" else 0.25 * machine.memory / replicas
+    free = memory - 4 * max(4, width) * appetite.parameters
+    return max(1, int(free / (2 * width * max(1, appetite.activations))))
+
+
+def _best_micro_batch(global_batch: int, norm_batch: int | None, replicas: int, room: int) -> int:
+    """The size with the least work for the busiest replica, each forward pass counting as eight images more."""
+    able = [m for m in _divisors(global_batch) if fits(global_batch, norm_batch, replicas, m)]
+    small = [m for m in able if m <= room] or able[:1]
+    return min(small, key=lambda m: (math.ceil(global_batch / m / replicas) * (m + 8), -m))
+
+
+def _check_layout(plan: Plan) -> None:
+    G, n, R, m = plan.global_batch, plan.norm_batch, plan.replicas, plan.micro_batch  # noqa: N806 - the design's letters
+    if fits(G, n, R, m):
+        return
+    able = [d for d in _divisors(G) if fits(G, n, R, d)]
+    close = min(able, key=lambda d: (abs(d - m), -d))
+    if G % m:
+        raise PlanError(f"on.micro_batch {m} does not divide global_batch {G}; the nearest that fits is on.micro_batch={close}")
+    assert n is not None
+    if n % m:
+        raise PlanError(
+            f"norm_batch {n} and on.micro_batch {m} do not divide each other, so a norm group would be cut; "
+            f"the nearest that fits is on.micro_batch={close}"
+        )
+    raise PlanError(
+        f"norm_batch {n} spans {n // m} replicas of on.micro_batch {m}, and {R} replicas are not a multiple of {n // m}; "
+        f"write on.replicas={n // m} or on.micro_batch={close}"
+    )
+
+
+def _divisors(number: int) -> list[int]:
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})

@@ -1,0 +1,343 @@
+"""What is trained: every setting of a recipe with its one-sentence meaning; none of them names hardware."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from paceline.duration import Duration, Rate
+from paceline.spec import Settings
+
+Count = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Colour = tuple[float, float, float]
+
+
+def _refuse_clock(*durations: Duration) -> None:
+    """A recipe is the same run on a slow machine, so nothing in it may follow the clock."""
+    for duration in durations:
+        if duration.unit == "seconds":
+            raise ValueError(f"'{duration}' depends on the machine's speed; write epochs, steps, images or %")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a plan must know of a data set."""
+
+    images: int
+    validation_images: int
+    classes: int
+    side: int
+    channels: int = 3
+
+
+class Shapes(Settings):
+    """The built-in data set: ten kinds of shapes, drawn by Paceline itself; needs no folder."""
+
+    name: Literal["shapes"]
+    mean: Colour = (0.5, 0.5, 0.5)
+    """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
+    std: Colour = (0.25, 0.25, 0.25)
+    """Spread of each channel, which the pixels are divided by."""
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(images=10_000, validation_images=2_000, classes=10, side=32)
+
+
+class Cifar(Settings):
+    """CIFAR-10 or CIFAR-100 in the published binary files."""
+
+    name: Literal["cifar10", "cifar100"]
+    mean: Colour = (0.4914, 0.4822, 0.4465)
+    """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
+    std: Colour = (0.2470, 0.2435, 0.2616)
+    """Spread of each channel, which the pixels are divided by."""
+
+    @property
+    def facts(self) -> Facts:
+        classes = 10 if self.name == "cifar10" else 100
+        return Facts(images=50_000, validation_images=10_000, classes=classes, side=32)
+
+
+class Made(Settings):
+    """Random images for measuring: `generated` ones travel from the host each step, `synthetic` ones stay on the device."""
+
+    name: Literal["generated", "synthetic"]
+    images: Count = 1_281_167
+    """How many training images the epoch counts."""
+    validation_images: Count = 50_000
+    """How many images a validation counts."""
+    classes: Count = 1000
+    """How many classes the labels are drawn from."""
+    side: Count = 224
+    """Height and width of an image in pixels."""
+    mean: Colour = (0.485, 0.456, 0.406)
+    """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
+    std: Colour = (0.229, 0.224, 0.225)
+    """Spread of each channel, which the pixels are divided by."""
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(
+            images=self.images, validation_images=self.validation_images, classes=self.classes, side=self.side
+        )
+
+
+Data = Shapes | Cifar | Made
+
+IMAGENET_RESNETS = ("resnet10", "resnet14", "resnet18", "resnet26", "resnet34", "resnet50", "resnet101", "resnet152")
+CIFAR_RESNETS = ("resnet8", "resnet14-cifar", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110")
+CIFAR_BOTTLENECKS = tuple(f"resnet{depth}-bottleneck" for depth in (11, 29, 38, 47, 56, 65))
+
+
+class ResNet(Settings):
+    """Residual networks with the ImageNet widths (64 to 512); the defaults are torchvision's."""
+
+    name: Literal["resnet10", "resnet14", "resnet18", "resnet26", "resnet34", "resnet50", "resnet101", "resnet152"]
+    version: Literal["v1", "v1.5"] = "v1.5"
+    """Where a bottleneck strides: v1 in its first 1x1 convolution, v1.5 in its 3x3 one."""
+    stem: Literal["7x7", "3x3"] = "7x7"
+    """First layers: 7x7 stride 2 with a max-pool, or one 3x3 of stride 1 for images of about 32 pixels."""
+    first_projection: bool = False
+    """Give the first unit of stage 1 a projection even where its shape does not change, as TF1 networks have."""
+
+
+class CifarResNet(Settings):
+    """The narrow residual networks for 32-pixel images: three stages of 16, 32 and 64 channels."""
+
+    name: Literal[
+        "resnet8", "resnet14-cifar", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110",
+        "resnet11-bottleneck", "resnet29-bottleneck", "resnet38-bottleneck", "resnet47-bottleneck",
+        "resnet56-bottleneck", "resnet65-bottleneck",
+    ]  # fmt: skip
+    shortcut: Literal["auto", "pad", "projection"] = "auto"
+    """Where the shape changes: strided slice padded with zero channels, or 1x1 convolution with norm; auto pads basic
+    units and projects bottlenecks."""
+
+
+Model = ResNet | CifarResNet
+
+
+class BatchNorm(Settings):
+    """Normalisation over `norm_batch` images of each channel."""
+
+    name: Literal["batch"]
+    momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Share by which running statistics move to a step's statistics (torch's convention; TF's decay is 1 - this)."""
+    epsilon: Annotated[float, Field(gt=0)] = 1e-5
+    """Added to the variance."""
+
+
+class GroupNorm(Settings):
+    """Normalisation over groups of channels of one image."""
+
+    name: Literal["group"]
+    groups: Count = 32
+    """How many groups the channels of a layer are divided into; a narrower layer uses as many as divide it."""
+    epsilon: Annotated[float, Field(gt=0)] = 1e-5
+    """Added to the variance."""
+
+
+class NoNorm(Settings):
+    """No normalisation: a scale and a shift for each channel."""
+
+    name: Literal["none"]
+
+
+class Init(Settings):
+    """How weights start; every tensor is keyed by the seed and its own name."""
+
+    conv: Literal["he-fan-out", "he-fan-in", "truncated-fan-in", "glorot-uniform"] = "he-fan-out"
+    """Convolutions: He normal by outputs (torchvision) or inputs, TF's truncated normal (scale 1, inputs), or Glorot."""
+    dense: Literal["uniform-fan-in", "glorot-uniform", "normal-0.01"] = "uniform-fan-in"
+    """The classifier: torch's default (with a random bias), Glorot uniform, or normal with spread 0.01 (bias zero)."""
+    zero_gamma: Literal["none", "residual", "identity", "one-branch"] = "none"
+    """Which norm scales start at zero: none, the last of each residual branch, only those of units without projection
+    (TF1), or the projection's where there is one and else the branch's (Graphcore PyTorch)."""
+
+
+class Sgd(Settings):
+    """Plain gradient descent: w -= lr * (g + decay * w)."""
+
+    name: Literal["sgd"]
+    lr: Rate
+    """Peak learning rate: a number, or '2^-6 per image', or '0.1 per 256 images'."""
+
+
+class Momentum(Settings):
+    """Gradient descent with momentum: m = momentum * m + (g + decay * w); w -= lr * m."""
+
+    name: Literal["momentum"]
+    lr: Rate
+    """Peak learning rate: a number, or '2^-6 per image', or '0.1 per 256 images'."""
+    momentum: Share = 0.9
+    """Share of the last step's direction that is kept."""
+    nesterov: bool = False
+    """Look ahead by one momentum step (Nesterov)."""
+
+
+Optimiser = Sgd | Momentum
+
+
+class WeightDecay(Settings):
+    """Pull of the weights towards zero, added to the gradient, and what it leaves alone."""
+
+    rate: Annotated[float, Field(ge=0)] = 0.0
+    """Strength of the decay."""
+    skip_names: tuple[str, ...] = ()
+    """Leave out parameters with one of these words in their name, such as norm or bias."""
+    skip_dimensions: tuple[int, ...] = ()
+    """Leave out parameters with this many dimensions, such as 1 for every scale, shift and bias."""
+
+
+class Constant(Settings):
+    """The peak learning rate throughout, after warm-up."""
+
+    name: Literal["constant"]
+    warmup: Duration = Duration.parse("0 steps")
+    """How long the learning rate climbs from zero; the schedule runs on underneath."""
+
+
+class Stepped(Settings):
+    """Multiplied by `factor` at each of the `drops`."""
+
+    name: Literal["stepped"]
+    drops: tuple[Duration, ...]
+    """When the learning rate falls, such as [50%, 75%] or [80 epochs, 120 epochs]."""
+    factor: Annotated[float, Field(gt=0)] = 0.1
+    """What it is multiplied by at each drop."""
+    warmup: Duration = Duration.parse("0 steps")
+    """How long the learning rate climbs from zero; the schedule runs on underneath."""
+
+
+class Cosine(Settings):
+    """Half a cosine from the peak to zero."""
+
+    name: Literal["cosine"]
+    warmup: Duration = Duration.parse("0 steps")
+    """How long the learning rate climbs from zero."""
+    after_warmup: bool = False
+    """Start the cosine when warm-up ends instead of running it underneath (masked, as the older systems do)."""
+
+
+class Exponential(Settings):
+    """Multiplied by `factor` each time another `every` has passed."""
+
+    name: Literal["exponential"]
+    factor: Annotated[float, Field(gt=0)] = 0.97
+    """What the learning rate is multiplied by."""
+    every: Duration
+    """How long each value lasts, such as 2.4 epochs."""
+    warmup: Duration = Duration.parse("0 steps")
+    """How long the learning rate climbs from zero; the schedule runs on underneath."""
+
+
+class Polynomial(Settings):
+    """From the peak to `end` as (1 - progress) ** power, starting when warm-up ends."""
+
+    name: Literal["polynomial"]
+    power: Annotated[float, Field(gt=0)] = 2.0
+    """Shape of the fall: 1 is a straight line."""
+    end: Annotated[float, Field(ge=0)] = 0.0
+    """The last learning rate, absolute."""
+    warmup: Duration = Duration.parse("0 steps")
+    """How long the learning rate climbs from zero."""
+    first: Literal[0, 1] = 0
+    """What the schedule calls the first step: 0 (TensorFlow, whose first learning rate is then zero) or 1 (NVIDIA)."""
+    extra_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps added to the length of the fall: 1 in the MLPerf reference, which never quite reaches `end`."""
+
+
+Schedule = Constant | Stepped | Cosine | Exponential | Polynomial
+
+
+class Loss(Settings):
+    """Cross-entropy, summed over images."""
+
+    label_smoothing: Share = 0.0
+    """Share of each target that is spread over classes."""
+    smooth_over: Literal["all", "others"] = "all"
+    """Spread over all classes (epsilon / K, torch) or over the other ones (epsilon / (K - 1), TensorFlow)."""
+
+
+class Augment(Settings):
+    """What happens to a training image, by numbers keyed to its position in the endless list."""
+
+    pad: Annotated[int, Field(ge=0)] = 0
+    """Pixels added on each side before a random crop back to the image's size; 0 does not crop."""
+    fill: Literal["black", "mirror"] = "black"
+    """What the added pixels show."""
+    flip: bool = False
+    """Mirror half of the images."""
+
+
+class Evaluate(Settings):
+    """When the validation images are judged; the end of a run always is."""
+
+    every: Duration = Duration.parse("1 epoch")
+    """How often."""
+    offset: Duration = Duration.parse("0 epochs")
+    """How long before the rhythm starts: every 4 epochs with offset 3 epochs judges after epochs 3, 7, 11, ..."""
+
+    @model_validator(mode="after")
+    def _positive(self) -> Evaluate:
+        _refuse_clock(self.every, self.offset)
+        if self.every.amount <= 0:
+            raise ValueError("'every' must be more than nothing")
+        return self
+
+
+class Recipe(Settings):
+    """What is trained."""
+
+    about: str = ""
+    """One line on where the recipe comes from and what to expect of it."""
+    model: Annotated[Model, Field(discriminator="name")]
+    """The network, by name: see `paceline models`."""
+    data: Annotated[Data, Field(discriminator="name")] | None = None
+    """The images, by name; left out, they are recognised in the folder given by --data."""
+    global_batch: Count
+    """Images per optimiser step, over the whole machine."""
+    norm_batch: Count | None = None
+    """Images that share one batch-norm statistic; left out, all images of a step do."""
+    epochs: Annotated[float, Field(gt=0)]
+    """How often the training images are seen."""
+    tail: Literal["flow", "drop"] = "flow"
+    """What becomes of an epoch's last images that do not fill a step: they flow into the next epoch's first step, or are
+    left out of that epoch."""
+    seed: int = 0
+    """Fixes the order, the augmentations and the initial weights."""
+    norm: Annotated[BatchNorm | GroupNorm | NoNorm, Field(discriminator="name")] = BatchNorm(name="batch")
+    """The normalisation layers."""
+    init: Init = Init()
+    """How weights start."""
+    optimiser: Annotated[Optimiser, Field(discriminator="name")]
+    """How gradients become steps."""
+    weight_decay: WeightDecay = WeightDecay()
+    """Pull of the weights towards zero."""
+    schedule: Annotated[Schedule, Field(discriminator="name")]
+    """The learning rate over the run."""
+    loss: Loss = Loss()
+    """What is minimised."""
+    augment: Augment = Augment()
+    """What happens to training images."""
+    evaluate: Evaluate = Evaluate()
+    """When validation images are judged."""
+    report: Duration = Duration.parse("0.1 epochs")
+    """How often losses are read from the device and reported."""
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Recipe:
+        _refuse_clock(self.report)
+        for value in vars(self.schedule).values():
+            _refuse_clock(*(v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, Duration)))
+        if self.report.amount <= 0:
+            raise ValueError("'report' must be more than nothing")
+        if not math.isfinite(self.epochs):
+            raise ValueError("'epochs' must be a finite number")
+        return self
+

@@ -1,0 +1,201 @@
+"""The run folder: plan.yaml, record.jsonl, log.txt and where checkpoints lie; written by one replica, read by anyone."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+from paceline import __version__
+from paceline.errors import Broken, RunError
+from paceline.machine import Machine
+from paceline.placement import Placement
+from paceline.placement import keys as placement_keys
+from paceline.plan import Plan
+from paceline.recipe import Recipe
+from paceline.spec import Settings, Tree, build, dump, read
+
+Row = dict[str, Any]
+
+PLAN, RECORD, LOG = "plan.yaml", "record.jsonl", "log.txt"
+
+
+class Stored(Settings):
+    """What plan.yaml holds: enough to train, validate or resume without repeating an option."""
+
+    recipe: Recipe
+    placement: Placement = Placement()
+    data_folder: str | None = None
+
+
+class Run:
+    """A run folder opened by a replica; only the writer changes it, and only one writer may have it."""
+
+    def __init__(self, folder: Path, writer: bool) -> None:
+        self.folder, self.writer = folder, writer
+        self.checkpoints = folder / "checkpoints"
+        self._lock: IO[str] | None = None
+        if writer:
+            self._open()
+
+    def _open(self) -> None:
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.folder / ".lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _cut_torn_line(self.folder / RECORD)
+        except BlockingIOError:
+            raise RunError(f"{self.folder}: another process is training in this folder") from None
+        except OSError as fault:
+            raise RunError(f"{self.folder}: cannot be written to: {fault.strerror}; choose another folder with --out") from None
+
+    def write(self, kind: str, **values: Any) -> Row:
+        """Append one row to the record."""
+        row = {"kind": kind, **values}
+        self._append(RECORD, json.dumps(row))
+        return row
+
+    def log(self, line: str) -> None:
+        """Append one line to log.txt, with the time."""
+        self._append(LOG, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}")
+
+    def rows(self) -> list[Row]:
+        """Every row of the record so far."""
+        return rows_of(self.folder)
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        if self._lock:
+            self._lock.close()
+
+    def _append(self, name: str, line: str) -> None:
+        if not self.writer:
+            return
+        try:
+            with (self.folder / name).open("a") as file:
+                file.write(line + "\n")
+        except OSError as fault:
+            raise Broken(f"{self.folder / name}: cannot be written: {fault.strerror}; what was saved is whole") from None
+
+
+def rows_of(folder: Path) -> list[Row]:
+    """The rows of a run's record; a line that a kill left unfinished is passed over."""
+    path = folder / RECORD
+    if not path.is_file():
+        return []
+    rows = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def latest(rows: list[Row], kind: str) -> list[Row]:
+    """The last row of each step, in the order of steps: a resumed run writes some steps again."""
+    return [row for _, row in sorted({row["step"]: row for row in rows if row["kind"] == kind}.items())]
+
+
+def _cut_torn_line(path: Path) -> None:
+    if path.is_file() and not path.is_symlink():
+        content = path.read_bytes()
+        if content and not content.endswith(b"\n"):
+            os.truncate(path, content.rfind(b"\n") + 1)
+
+
+def store_plan(folder: Path, plan: Plan, asked: Placement, data_folder: Path | None, written: Tree, placed: Tree) -> None:
+    """Write plan.yaml: the settings in full with where each came from, then the numbers that follow from them."""
+    text = (
+        "# Every setting of this run, and where its value came from. `paceline resume` reads this file.\n"
+        f"recipe:\n{dump(plan.recipe, written, '  ')}"
+        f"placement:\n{dump(asked, placed, '  ')}"
+        f"data_folder: {json.dumps(str(data_folder.resolve()) if data_folder else None)}\n"
+    )
+    numbers = "".join(f"#   {name}: {value}\n" for name, value in numbers_of(plan).items())
+    path, part = folder / PLAN, folder / f".{PLAN}"
+    try:
+        part.write_text(text + "# What follows from them at the first start:\n" + numbers)
+        part.replace(path)
+    except OSError as fault:
+        raise RunError(f"{path}: cannot be written: {fault.strerror}") from None
+
+
+def stored_plan(folder: Path) -> Stored:
+    """The settings of the run in a folder."""
+    path = folder / PLAN
+    if not path.is_file():
+        raise RunError(f"{folder}: this is no run folder ('{PLAN}' is missing)")
+    return build(Stored, read(path.read_text(), str(path)))
+
+
+def numbers_of(plan: Plan) -> Row:
+    """The arithmetic of a plan, ready to print."""
+    return {
+        "training images": plan.facts.images,
+        "validation images": plan.facts.validation_images,
+        "classes": plan.facts.classes,
+        "image side": plan.facts.side,
+        "global batch": plan.global_batch,
+        "replicas": plan.replicas,
+        "micro-batch": plan.micro_batch,
+        "micro-batches per step": plan.micro_batches,
+        "rounds per step": plan.rounds,
+        "norm batch": plan.norm_batch,
+        "norm groups per micro-batch": plan.norm_groups if plan.norm_batch else None,
+        "replicas per norm group": plan.norm_replicas if plan.norm_batch else None,
+        "images per epoch": plan.epoch_images,
+        "steps per epoch": round(plan.epoch_images / plan.global_batch, 3),
+        "total steps": plan.steps,
+        "total images": plan.steps * plan.global_batch,
+        "peak learning rate": plan.peak_lr,
+        "device": plan.placement.device,
+        "precision": plan.placement.precision,
+    }
+
+
+def start_row(plan: Plan, machine: Machine, step: int, before: list[Row]) -> Row:
+    """What a start writes into the record: placement, machine, versions, commit, and arithmetic that has changed."""
+    placement = json.loads(plan.placement.model_dump_json())
+    last = next((row["placement"] for row in reversed(before) if row["kind"] == "start"), placement)
+    changed = {key: [last.get(key), placement[key]] for key in placement_keys("arithmetic") if last.get(key) != placement[key]}
+    versions = {"paceline": __version__, "python": platform.python_version()}
+    for package in ("torch", "numpy", "safetensors"):
+        versions[package] = metadata.version(package)
+    return {
+        "step": step,
+        "time": time.time(),
+        "command": sys.argv[1:],
+        "placement": placement,
+        "arithmetic_changed": changed,
+        "machine": asdict(machine) | {"processor": _processor(), "system": platform.platform()},
+        "versions": versions,
+        "commit": _commit(),
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _commit() -> str | None:
+    """The commit of the source this runs from, marked when files differ from it; None outside a checkout."""
+    here = Path(__file__).parent
+    ask = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

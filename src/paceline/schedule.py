@@ -1,0 +1,38 @@
+"""The learning rate as a pure function of the step."""
+
+from __future__ import annotations
+
+import math
+
+from paceline.plan import Plan
+from paceline.recipe import Constant, Cosine, Exponential, Polynomial, Stepped
+
+
+def lr(plan: Plan, step: int) -> float:
+    """The learning rate of step number `step`, counted from 0."""
+    peak, steps, schedule = plan.peak_lr, plan.steps, plan.recipe.schedule
+    warm = math.floor(plan.steps_in(schedule.warmup))
+    if isinstance(schedule, Polynomial):
+        return _polynomial(schedule, peak, step + schedule.first, steps, warm)
+    climb = step / warm if step < warm else 1.0
+    match schedule:
+        case Constant():
+            fall = 1.0
+        case Stepped():
+            fall = schedule.factor ** sum(step > plan.steps_in(drop) for drop in schedule.drops)
+        case Cosine():
+            start = warm if schedule.after_warmup else 0
+            progress = max(0, step - start) / max(1, steps - start)
+            fall = (1 + math.cos(math.pi * progress)) / 2
+        case Exponential():
+            fall = schedule.factor ** math.floor(step / plan.steps_in(schedule.every))
+    return peak * fall * climb
+
+
+def _polynomial(schedule: Polynomial, peak: float, count: int, steps: int, warm: int) -> float:
+    """The fall starts where the climb ends, as in the MLPerf reference."""
+    if count <= warm:
+        return peak * count / warm if warm else peak
+    length = steps - warm + schedule.extra_steps
+    left = 1 - min(count - warm, length) / length
+    return (peak - schedule.end) * left**schedule.power + schedule.end

@@ -1,0 +1,58 @@
+"""What a person sees while a run trains: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from paceline.plan import Plan
+from paceline.record import Row
+from paceline.sink import Sink
+
+
+class Terminal(Sink):
+    """A progress bar with the newest numbers beside it; each validation stays as a line above."""
+
+    def __init__(self, plan: Plan, step: int, console: Console) -> None:
+        self._plan, self._console = plan, console
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("training", total=plan.steps, completed=step, numbers="")
+
+    def __enter__(self) -> Terminal:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def step(self, step: int) -> None:
+        self._progress.update(self._task, completed=step)
+
+    def report(self, row: Row) -> None:
+        numbers = f"loss {row['loss']:.4f}  top-1 {row['top1']:.2%}  {row['images_per_second']:,.0f} images/s"
+        if row["bad_steps"]:
+            numbers += f"  [red]{row['bad_steps']} bad steps[/red]"
+        self._progress.update(self._task, numbers=numbers)
+        if not self._console.is_terminal:
+            self._console.print(f"step {row['step']}/{self._plan.steps}  epoch {row['epoch']:.2f}  {numbers}", soft_wrap=True)
+
+    def validation(self, row: Row) -> None:
+        self._progress.console.print(
+            f"epoch {row['epoch']:6.2f}  validation: top-1 [bold]{row['top1']:.2%}[/bold]  top-5 {row['top5']:.2%}  "
+            f"loss {row['loss']:.4f}  ({row['images']:,} images in {row['seconds']:.1f} s)",
+            soft_wrap=True,
+            highlight=False,
+        )

@@ -1,0 +1,305 @@
+"""YAML text and key=value words become checked settings; every fault says where it stands and what to write instead."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from paceline.errors import SpecError
+
+
+class Settings(BaseModel):
+    """A group of settings: frozen, strict, each with its one-sentence meaning as its docstring."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+Path = tuple[str | int, ...]
+Kind = TypeVar("Kind", bound=Settings)
+
+
+@dataclass
+class Tree:
+    """Settings as they were written: plain values, and for each key the place it came from."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[Path, str] = field(default_factory=dict)
+
+    def place(self, path: Path) -> str:
+        """Where the value at `path`, or the nearest thing around it, was written."""
+        for end in range(len(path), -1, -1):
+            if path[:end] in self.places:
+                return self.places[path[:end]]
+        return "settings"
+
+
+def read(text: str, name: str) -> Tree:
+    """The settings in a YAML text; `name` stands for the file in messages."""
+    tree = Tree(places={(): name})
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as fault:
+        line = fault.problem_mark.line + 1 if fault.problem_mark else 1
+        raise SpecError(f"{name}:{line}: this is not YAML: {fault.problem}") from None
+    if node is None:
+        return tree
+    if not isinstance(node, yaml.MappingNode):
+        raise SpecError(f"{name}:1: expected 'key: value' lines, found {_shown(_plain(node, tree, (), name))}")
+    tree.values = _plain(node, tree, (), name)
+    return tree
+
+
+def override(tree: Tree, word: str, model: type[Settings]) -> None:
+    """Put one KEY=VALUE word into the tree; a new kind's name drops the keys of the old kind that it does not know."""
+    place = f"'{word}'"
+    address, equals, text = word.partition("=")
+    if not equals or not address:
+        raise SpecError(f"{place}: expected key=value, such as epochs=20 or optimiser.lr=0.2")
+    path = tuple(address.split("."))
+    section = tree.values
+    for key in path[:-1]:
+        if isinstance(section.get(key), str):
+            section[key] = {"name": section[key]}
+        section = section.setdefault(key, {})
+        if not isinstance(section, dict):
+            raise SpecError(f"{place}: '{key}' is a single value and has no keys of its own")
+    written = Tree()
+    try:
+        value = _plain(yaml.compose(text, Loader=yaml.SafeLoader), written, path, place) if text else None
+    except yaml.YAMLError:
+        value = text
+    if path[-1] == "name" and section.get("name") not in (None, value):
+        _forget_other_kind(tree, section, path[:-1], str(value), model)
+    section[path[-1]] = value
+    tree.places.update(dict.fromkeys([path, *written.places], place))
+
+
+def build(model: type[Kind], tree: Tree) -> Kind:
+    """The checked settings of a tree, or a SpecError about the first thing wrong in it."""
+    values = _name_kinds(tree.values, model)
+    try:
+        return model.model_validate_json(json.dumps(values))
+    except ValidationError as fault:
+        messages = [_message(error, tree, values, model) for error in fault.errors(include_url=False)]
+        more = f" (and {len(messages) - 1} more)" if len(messages) > 1 else ""
+        raise SpecError(messages[0] + more) from None
+
+
+def dump(settings: Settings, places: Tree | None = None, indent: str = "") -> str:
+    """The settings as YAML, every key written out; with `places`, each line says where its value came from."""
+    return "".join(f"{indent}{line}\n" for line in _lines(json.loads(settings.model_dump_json()), places, ()))
+
+
+def differences(old: Settings, new: Settings) -> list[str]:
+    """What differs between two settings of one kind, one 'key: old -> new' each."""
+    before, after = (dict(_leaves(json.loads(s.model_dump_json()), ())) for s in (old, new))
+    return [
+        f"{'.'.join(map(str, path))}: {_shown(before.get(path))} -> {_shown(after.get(path))}"
+        for path in {**before, **after}
+        if before.get(path) != after.get(path)
+    ]
+
+
+def nearest(word: str, choices: Sequence[str]) -> str:
+    """'; did you mean ...?' when a choice is close to the word, else the choices themselves."""
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; there is {', '.join(sorted(choices)[:12])}{', ...' if len(choices) > 12 else ''}" if choices else ""
+
+
+def kinds(info: FieldInfo | Any) -> dict[str, type[Settings]]:
+    """The settings classes that a field chooses between, by each name they answer to."""
+    annotation = info.annotation if isinstance(info, FieldInfo) else info
+    members = {}
+    for part in _parts(annotation):
+        if "name" in part.model_fields:
+            for name in typing.get_args(part.model_fields["name"].annotation):
+                members[name] = part
+    return members
+
+
+def _parts(annotation: Any) -> Iterator[type[Settings]]:
+    """The settings classes inside an annotation: itself, or the members of a union."""
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _parts(argument)
+
+
+_WHOLE = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
+_NUMBER = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
+
+
+def _plain(node: yaml.Node | None, tree: Tree, path: Path, name: str) -> Any:
+    """A YAML node as plain values; only true, false, null and numbers are more than text."""
+    if node is None:
+        return None
+    if len(path) > 12:
+        raise SpecError(f"{name}: settings nest too deeply at {'.'.join(map(str, path))}")
+    tree.places[path] = f"{name}:{node.start_mark.line + 1}"
+    if isinstance(node, yaml.ScalarNode):
+        return node.value if node.style in ("'", '"', "|", ">") else _scalar(node.value)
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(child, tree, (*path, i), name) for i, child in enumerate(node.value)]
+    values: dict[str, Any] = {}
+    for key, child in node.value:
+        if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+            raise SpecError(f"{name}:{key.start_mark.line + 1}: a key must be a plain word")
+        if key.value in values:
+            raise SpecError(f"{name}:{key.start_mark.line + 1}: '{key.value}' is written twice; keep one of them")
+        values[key.value] = _plain(child, tree, (*path, key.value), name)
+        tree.places[(*path, key.value)] = f"{name}:{key.start_mark.line + 1}"
+    return values
+
+
+def _scalar(text: str) -> Any:
+    if text in _WORDS:
+        return _WORDS[text]
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else text
+
+
+def _name_kinds(values: Any, model: type[Settings]) -> dict[str, Any]:
+    """`optimiser: sgd` means `optimiser: {name: sgd}` wherever a kind is chosen by name."""
+    if not isinstance(values, dict):
+        return {}
+    result = dict(values)
+    for key, value in values.items():
+        info = model.model_fields.get(key)
+        if info is None:
+            continue
+        if isinstance(value, str) and kinds(info):
+            result[key] = {"name": value}
+        elif isinstance(value, dict):
+            named = kinds(info).get(str(value.get("name")))
+            inner = named or next(_parts(info.annotation), None)
+            result[key] = _name_kinds(value, inner) if inner else value
+    return result
+
+
+def _forget_other_kind(tree: Tree, section: dict[str, Any], path: Path, name: str, model: type[Settings]) -> None:
+    """Drop what the file said of the kind chosen before; what another override said stays, and is checked."""
+    choices: dict[str, type[Settings]] = {}
+    inner: type[Settings] | None = model
+    for key in path:
+        info = inner.model_fields.get(str(key)) if inner else None
+        choices = kinds(info) if info else {}
+        inner = choices.get(name) or (next(_parts(info.annotation), None) if info else None)
+    if name in choices:
+        for key in [key for key in section if key not in choices[name].model_fields]:
+            if not tree.place((*path, key)).startswith("'"):
+                del section[key]
+
+
+def _message(error: Any, tree: Tree, values: dict[str, Any], model: type[Settings]) -> str:
+    """One pydantic error as one line: place, key, what is wrong, what to write."""
+    path, around, choices = _locate(error["loc"], values, model)
+    what = _complaint(error, path, around, choices)
+    address = ".".join(map(str, path[:-1] if error["type"] in ("missing", "extra_forbidden") else path))
+    place = tree.place((*path, "name") if error["type"] == "union_tag_invalid" else path)
+    return f"{place}: {address + ': ' if address else ''}{what}"
+
+
+def _locate(loc: Path, values: Any, model: type[Settings]) -> tuple[Path, type[Settings] | None, list[str]]:
+    """The key path of an error, the settings around it, and the names it could have chosen from.
+
+    pydantic's place holds the chosen kind's name as an extra step, which the file does not have.
+    """
+    path: Path = ()
+    around: type[Settings] | None = model
+    choices: dict[str, type[Settings]] = {}
+    for step in loc:
+        if step in choices and not (isinstance(values, dict) and step in values):
+            around, choices = choices[str(step)], {}
+            continue
+        info = around.model_fields.get(str(step)) if around and not choices else None
+        path = (*path, step)
+        if isinstance(values, dict):
+            values = values.get(str(step))
+        elif isinstance(values, list) and isinstance(step, int) and step < len(values):
+            values = values[step]
+        if info is not None:
+            choices = kinds(info)
+            parts = list(_parts(info.annotation))
+            if len(parts) == 1 and len(loc) > len(path) and loc[len(path)] not in choices:
+                choices = {}
+            around = parts[0] if len(parts) == 1 and not choices else around
+    return path, around, list(choices)
+
+
+def _complaint(error: Any, path: Path, around: type[Settings] | None, choices: list[str]) -> str:
+    kind, given = error["type"], error["input"]
+    keys = list(around.model_fields) if around else []
+    noun = around.__name__.lower() if around else "settings"
+    last = str(path[-1]) if path else ""
+    if kind == "extra_forbidden":
+        return f"{noun} has no '{last}'{nearest(last, keys)}"
+    if kind == "missing":
+        return f"{noun} needs '{last}'"
+    if kind == "union_tag_invalid":
+        name = str(given.get("name") if isinstance(given, dict) else given)
+        return f"no {last} is named '{name}'{nearest(name, choices)}"
+    if kind == "union_tag_not_found":
+        return f"expected 'name: ...' with one of {', '.join(choices[:12])}"
+    if kind == "literal_error":
+        expected = re.findall(r"'([^']*)'", error["ctx"]["expected"])
+        hint = nearest(str(given), expected)
+        return f"expected {' or '.join(expected)}, found {_shown(given)}{hint if 'did you mean' in hint else ''}"
+    if kind == "value_error":
+        return str(error["ctx"]["error"])
+    for start, words in _EXPECTED.items():
+        if kind.startswith(start):
+            return f"expected {words}, found {_shown(given)}"
+    return f"{error['msg'][:1].lower()}{error['msg'][1:]}, found {_shown(given)}"
+
+
+_EXPECTED = {
+    "int_": "a whole number",
+    "float_": "a number",
+    "bool_": "true or false",
+    "string_": "text",
+    "tuple_": "a list, such as [a, b]",
+    "list_": "a list, such as [a, b]",
+    "model_": "'key: value' lines",
+    "dict_": "'key: value' lines",
+}
+
+
+def _shown(value: Any) -> str:
+    return f"'{value}'" if isinstance(value, str) else json.dumps(value)
+
+
+def _leaves(values: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    if isinstance(values, dict):
+        for key, value in values.items():
+            yield from _leaves(value, (*path, key))
+    else:
+        yield path, values
+
+
+def _lines(values: dict[str, Any], places: Tree | None, path: Path) -> Iterator[str]:
+    for key, value in values.items():
+        here = (*path, key)
+        pad = "  " * len(path)
+        if isinstance(value, dict):
+            yield f"{pad}{key}:"
+            yield from _lines(value, places, here)
+        else:
+            flow = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")
+            line = f"{pad}{key}: {flow}"
+            if places is not None:
+                written = here in places.places or (key == "name" and path in places.places)
+                line = f"{line:<48}  # {places.place(here) if written else 'default'}"
+            yield line

@@ -1,0 +1,20 @@
+"""Accuracy over the whole validation set: every image once, whatever the number of replicas, and counted."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.data.loader import Loader
+from paceline.model.whole import JUDGEMENT, Whole, exact
+from paceline.plan import Plan
+from paceline.world import World
+
+
+def evaluate(plan: Plan, world: World, network: Whole, loader: Loader) -> dict[str, float | int]:
+    """Mean loss, top-1 and top-5 accuracy of the network as it is."""
+    sums = torch.zeros(len(JUDGEMENT), dtype=exact(world.device), device=world.device)
+    for batch in loader.validation():
+        sums += network.judge(batch)
+    loss, top1, top5, images = world.sum(sums).tolist()
+    assert int(images) == plan.facts.validation_images, f"judged {images} of {plan.facts.validation_images} images"
+    return {"loss": loss / images, "top1": top1 / images, "top5": top5 / images, "images": int(images)}

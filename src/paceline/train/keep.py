@@ -1,0 +1,32 @@
+"""Which checkpoints stay on disk."""
+
+from __future__ import annotations
+
+from paceline import checkpoint
+from paceline.plan import Plan
+from paceline.record import Row, Run, latest
+from paceline.train.state import State, to_files
+
+
+def save(plan: Plan, run: Run, state: State) -> None:
+    """Write a checkpoint of this step, then remove those that need not stay."""
+    if not run.writer:
+        return
+    checkpoint.write(run.checkpoints, state.step, to_files(state))
+    checkpoint.prune(run.checkpoints, to_keep(plan, checkpoint.saved_steps(run.checkpoints), run.rows()))
+
+
+def to_keep(plan: Plan, saved: list[int], rows: list[Row]) -> set[int]:
+    """The newest few, the best judged one, and one of each stretch that `keep_every` names."""
+    placement = plan.placement
+    keep = set(saved[-placement.keep_last :])
+    judged = [row for row in latest(rows, "validation") if row["step"] in saved]
+    if placement.keep_best and judged:
+        keep.add(max(judged, key=lambda row: (row["top1"], -row["step"]))["step"])
+    if placement.keep_every is not None:
+        stretch = plan.images_in(placement.keep_every)
+        firsts: dict[int, int] = {}
+        for step in saved:
+            firsts.setdefault(int(step * plan.global_batch // stretch), step)
+        keep |= set(firsts.values())
+    return keep

@@ -1,0 +1,62 @@
+"""The training loop. Read this file first: every other file explains a word used here."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline import schedule
+from paceline.data.loader import Loader, MicroBatch
+from paceline.plan import Plan
+from paceline.record import Run
+from paceline.sink import Sink
+from paceline.train.clock import Clock
+from paceline.train.evaluate import evaluate
+from paceline.train.keep import save
+from paceline.train.state import State
+from paceline.train.wishes import Wishes
+from paceline.world import World
+
+
+def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink: Sink, wishes: Wishes) -> bool:
+    """Train from where `state` stands to the end of the plan; False when asked to stop before."""
+    reports = plan.rhythm(plan.recipe.report)
+    judgements = plan.rhythm(plan.recipe.evaluate.every, plan.recipe.evaluate.offset)
+    saves = None if plan.placement.save.unit == "seconds" else plan.rhythm(plan.placement.save)
+    clock = Clock(plan, run.rows(), state.step)
+    if state.step == 0:
+        save(plan, run, state)
+    shares = loader.training(state.step)
+
+    while state.step < plan.steps and not wishes.stop:
+        with clock.waiting():
+            share = next(shares)
+        update(plan, world, state, share, wishes)
+        sink.step(state.step)
+
+        last = state.step == plan.steps
+        if last or reports.due(state.step):
+            # Reading the sums is the loop's only wait for the device.
+            sink.report(run.write("report", **clock.report(state)))
+        if last or judgements.due(state.step):
+            with clock.judging():
+                row = evaluate(plan, world, state.network, loader)
+            sink.validation(run.write("validation", **clock.validation(state.step, row)))
+        if last or (saves and saves.due(state.step)) or wishes.save or wishes.stop:
+            save(plan, run, state)
+    return state.step == plan.steps
+
+
+def update(plan: Plan, world: World, state: State, share: list[MicroBatch], wishes: Wishes) -> None:
+    """One optimiser step over this replica's share of the global batch."""
+    network = state.network
+    tally = network.learn(share)  # forward and backward, leaving summed gradients
+    sums, tally, heard = network.share(world, tally, wishes.ask(tally.dtype))  # added up over the replicas
+    finite = network.finite()
+    state.optimiser.step(schedule.lr(plan, state.step), network.divisor, finite)
+    network.statistics.settle(sums, plan.norm_total, finite)
+    with torch.no_grad():
+        state.last.copy_(tally)
+        state.tally += state.last
+        state.bad_steps += ~finite
+    wishes.hear(heard)
+    state.step += 1

@@ -1,0 +1,101 @@
+"""What a run carries from step to step, and how it becomes a checkpoint and back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_from
+from safetensors.torch import save as tensors_to
+from torch import Tensor
+
+from paceline.errors import RunError
+from paceline.model.init import initialise
+from paceline.model.whole import TALLY, Whole, exact
+from paceline.optim.build import Optimiser
+from paceline.plan import Plan
+from paceline.world import World
+
+
+@dataclass
+class State:
+    """All that a checkpoint holds. The place in the data and all random numbers follow from `step`."""
+
+    network: Whole
+    optimiser: Optimiser
+    tally: Tensor
+    """Loss and hits, summed over the images since the last report."""
+    last: Tensor
+    """Loss and hits of the last step."""
+    bad_steps: Tensor
+    """How many steps were skipped because a gradient was not finite."""
+    reported: int = 0
+    """The step of the last report."""
+    step: int = 0
+
+
+def fresh(plan: Plan, world: World) -> State:
+    """The state before the first step, weights not yet set: `begin` or `restore` sets them."""
+    network = Whole(plan, world)
+    optimiser = Optimiser(network.module.named_parameters(), plan.recipe)
+    sums = torch.zeros(2, len(TALLY), dtype=exact(world.device), device=world.device)
+    return State(network, optimiser, sums[0], sums[1], torch.zeros((), dtype=torch.int64, device=world.device))
+
+
+def begin(state: State, plan: Plan) -> State:
+    """Initial weights: the same on every replica and placement."""
+    initialise(state.network.module, plan.recipe.init, plan.recipe.seed)
+    return state
+
+
+def to_files(state: State) -> dict[str, bytes]:
+    """The content of a checkpoint: tensors as safetensors, everything else as JSON."""
+    rest = {
+        "step": state.step,
+        "reported": state.reported,
+        "tally": state.tally.tolist(),
+        "last": state.last.tolist(),
+        "bad_steps": int(state.bad_steps),
+    }
+    return {
+        "network.safetensors": tensors_to(_on_host(state.network.module.state_dict())),
+        "optimiser.safetensors": tensors_to(_on_host(state.optimiser.tensors())),
+        "state.json": json.dumps(rest).encode(),
+    }
+
+
+def restore(state: State, files: dict[str, bytes], where: str) -> State:
+    """Take up a checkpoint's content; names, shapes and types must be those of this network."""
+    try:
+        rest: dict[str, Any] = json.loads(files["state.json"])
+        network = tensors_from(files["network.safetensors"])
+        optimiser = tensors_from(files["optimiser.safetensors"])
+    except (KeyError, ValueError, SafetensorError) as fault:
+        raise RunError(f"{where}: not a checkpoint that this version reads: {fault}") from None
+    _copy(network, state.network.module.state_dict(), where)
+    _copy(optimiser, state.optimiser.tensors(), where)
+    state.tally.copy_(torch.tensor(rest["tally"], dtype=state.tally.dtype))
+    state.last.copy_(torch.tensor(rest["last"], dtype=state.last.dtype))
+    state.bad_steps.fill_(rest["bad_steps"])
+    state.reported, state.step = rest["reported"], rest["step"]
+    return state
+
+
+def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in plain memory order, which is what safetensors stores."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+
+@torch.no_grad()
+def _copy(saved: dict[str, Tensor], into: dict[str, Tensor], where: str) -> None:
+    if saved.keys() != into.keys():
+        odd = sorted(saved.keys() ^ into.keys())[0]
+        raise RunError(f"{where}: does not fit this network; '{odd}' is in only one of the two")
+    for name, tensor in into.items():
+        if saved[name].shape != tensor.shape:
+            shapes = f"{tuple(saved[name].shape)} instead of {tuple(tensor.shape)}"
+            raise RunError(f"{where}: does not fit this network; '{name}' has the shape {shapes}")
+        tensor.copy_(saved[name])
