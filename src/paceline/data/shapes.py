@@ -1,20 +1,22 @@
 """The built-in data set `shapes`: ten kinds of figure on cluttered backgrounds, drawn from keyed random numbers.
 
-Image i of a split is a pure function of i, and takes only operations that IEEE 754 makes exact (+ - * / and square
-roots, never sines), so every machine draws the same bits.
+Image i of a split is a pure function of i, made only of operations that IEEE 754 defines to the last bit (+ - * / and
+square roots, never sines), so every machine draws the same bits.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline import keyed
 
-Floats = NDArray[np.float32]
+# All are float32 when run; NumPy's annotations lose track of that wherever a plain number joins in.
+Floats = NDArray[np.floating[Any]]
 Integers = NDArray[np.int64]
 
 SIDE = 32
@@ -24,14 +26,16 @@ _SEED = 0
 _CHANNELS = 3
 # The working arrays of this many images fit a processor's cache, which is faster and keeps memory small.
 _CHUNK = 100
-# Lengths are in pixels, colours and their differences in shares of the full range.
-_RADIUS = (7.0, 12.0)
+
+# Lengths are in pixels, lightness and its differences in shares of the full range.
+_RADIUS = (6.0, 12.0)
 _STROKES = 4
 _STROKE_HALF_LENGTH = (1.0, 6.0)
 _STROKE_HALF_WIDTH = (0.5, 1.2)
-_CONTRAST = 0.3
+_BACKGROUND = (0.0, 0.6)
+_CONTRAST = 0.25
 _GRADIENT = 0.3
-_NOISE = 0.2
+_NOISE = 0.25
 
 
 def draw(split: str, count: int) -> tuple[NDArray[np.uint8], Integers]:
@@ -49,12 +53,12 @@ def draw(split: str, count: int) -> tuple[NDArray[np.uint8], Integers]:
 
 def _paint(split: str, numbers: Integers, labels: Integers) -> NDArray[np.uint8]:
     """The images of these numbers: a background, strokes, the shape, then noise."""
-    first, step, slope = np.moveaxis(_uniforms(split, "colour", numbers, 3, _CHANNELS, 1, 1), 1, 0)
-    # Going round the range keeps each channel of the shape _CONTRAST or more from the background, and evenly spread.
-    colour = (first + _between((_CONTRAST, 1 - _CONTRAST), step)) % 1
-    place = _uniforms(split, "gradient", numbers, 3)
-    ramp, _ = _coordinates(np.zeros_like(place[:, 1:]), place[:, 0])
-    canvas = first + _between((-_GRADIENT / SIDE, _GRADIENT / SIDE), slope) * ramp[:, None]
+    dark, light, slope = np.moveaxis(_uniforms(split, "colour", numbers, 3, _CHANNELS, 1, 1), 1, 0)
+    background = _between(_BACKGROUND, dark)
+    # Lighter than the background in every channel, whatever the two colours: a person always sees the shape.
+    colour = background + _CONTRAST + (1 - _CONTRAST - background) * light
+    ramp, _ = _coordinates(np.zeros((len(numbers), 2), np.float32), _uniforms(split, "gradient", numbers, 1)[:, 0])
+    canvas = background + _between((-_GRADIENT / SIDE, _GRADIENT / SIDE), slope) * ramp[:, None]
 
     strokes = _uniforms(split, "stroke", numbers, _STROKES, 5)
     stroke_colours = _uniforms(split, "stroke colour", numbers, _STROKES, _CHANNELS, 1, 1)
@@ -62,7 +66,7 @@ def _paint(split: str, numbers: Integers, labels: Integers) -> NDArray[np.uint8]
         _blend(canvas, _stroke(strokes[:, stroke]), stroke_colours[:, stroke])
     _blend(canvas, _shape(_uniforms(split, "shape", numbers, 4), labels), colour)
     canvas += _noise(split, numbers)
-    levels = np.rint(np.clip(canvas, 0, 1) * 255).astype(np.uint8)
+    levels: NDArray[np.uint8] = np.rint(np.clip(canvas, 0, 1) * 255).astype(np.uint8)
     return levels.transpose(0, 2, 3, 1)
 
 
@@ -82,33 +86,31 @@ def _stroke(chosen: Floats) -> Floats:
 
 def _shape(chosen: Floats, labels: Integers) -> Floats:
     """Distances in pixels from the shapes of these labels, each wholly inside its image."""
-    radius = _between(_RADIUS, chosen[:, 3, None])
-    centre = (SIDE / 2 - radius) * _between((-1.0, 1.0), chosen[:, 1:3])
+    radius = _between(_RADIUS, chosen[:, 3, None, None])
+    centre = (SIDE / 2 - radius[:, 0]) * _between((-1.0, 1.0), chosen[:, 1:3])
     x, y = _coordinates(centre, chosen[:, 0])
-    scale = radius[:, :, None]
     distance = np.empty_like(x)
-    for label, measure in enumerate(_DISTANCES.values()):
+    for label, figure in enumerate(_FIGURES.values()):
         mine = labels == label
-        distance[mine] = measure(x[mine] / scale[mine], y[mine] / scale[mine]) * scale[mine]
+        distance[mine] = figure(x[mine] / radius[mine], y[mine] / radius[mine]) * radius[mine]
     return distance
 
 
 def _coordinates(centre: Floats, turn: Floats) -> tuple[Floats, Floats]:
     """Every pixel's place (n, 32, 32) in frames with these centres, turned by shares of a full circle."""
     cosine, sine = _DIRECTIONS[(turn * len(_DIRECTIONS)).astype(np.int64)].T[:, :, None, None]
-    pixels = np.arange(SIDE, dtype=np.float32) - ((SIDE - 1) / 2)
+    pixels = np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2
     x = pixels[None, None, :] - centre[:, 0, None, None]
     y = pixels[None, :, None] - centre[:, 1, None, None]
     return cosine * x + sine * y, cosine * y - sine * x
 
 
 def _noise(split: str, numbers: Integers) -> Floats:
-    """An even spread of noise for every channel of every pixel, one random byte each."""
-    size = SIDE * SIDE * _CHANNELS
-    # One look-up gives sixteen bytes, so an image takes size / 16 positions of its own.
-    positions = numbers[:, None] * (size // 16) + np.arange(size // 16)
-    words = np.stack(keyed.words(_key(split, "noise"), positions), axis=-1)
-    levels = words.astype("<u4").view(np.uint8).reshape(-1, _CHANNELS, SIDE, SIDE)
+    """Noise spread evenly within half of _NOISE either way, from one random byte for each channel of each pixel."""
+    # One look-up gives sixteen bytes, so every image has this many positions of its own.
+    each = SIDE * SIDE * _CHANNELS // 16
+    words = keyed.words(_key(split, "noise"), numbers[:, None] * each + np.arange(each))
+    levels = np.stack(words, axis=-1).astype("<u4").view(np.uint8).reshape(-1, _CHANNELS, SIDE, SIDE)
     return (levels.astype(np.float32) - 127.5) * (_NOISE / 255)
 
 
@@ -117,49 +119,43 @@ def _key(split: str, purpose: str) -> int:
 
 
 def _uniforms(split: str, purpose: str, numbers: Integers, *shape: int) -> Floats:
-    """Numbers in [0, 1), an array of the given shape for each image; 24 bits each, which float32 holds exactly."""
-    size = math.prod(shape)
-    words = [word for index in range(-(-size // 4)) for word in keyed.words(_key(split, purpose), numbers, index)]
+    """Numbers in [0, 1), an array of this shape for each image; of 24 bits each, which float32 holds exactly."""
+    size, key = math.prod(shape), _key(split, purpose)
+    words = [word for index in range(math.ceil(size / 4)) for word in keyed.words(key, numbers, index)]
     whole = keyed.integers(np.stack(words[:size], axis=1), 1 << 24)
-    return (whole.astype(np.float32) * (2.0**-24)).reshape(-1, *shape)
+    return (whole.astype(np.float32) * 2.0**-24).reshape(-1, *shape)
 
 
 def _between(bounds: tuple[float, float], share: Floats) -> Floats:
     return bounds[0] + (bounds[1] - bounds[0]) * share
 
 
-def _length(x: Floats, y: Floats) -> Floats:
-    # Not np.hypot, whose last bit is the mathematics library's own.
-    return np.sqrt(x * x + y * y)
-
-
 def _directions(doublings: int) -> Floats:
-    """Unit vectors evenly round the circle (4 * 2^doublings, 2), by bisecting angles: cosines without a cosine."""
+    """Unit vectors evenly round the circle (4 * 2^doublings, 2), by halving angles: cosines without a cosine."""
     points = np.array([[1, 0], [0, 1], [-1, 0], [0, -1]], np.float64)
     for _ in range(doublings):
         middles = points + np.roll(points, -1, axis=0)
-        middles /= np.sqrt(middles[:, :1] * middles[:, :1] + middles[:, 1:] * middles[:, 1:])
+        middles /= _length(middles[:, :1], middles[:, 1:])
         points = np.stack([points, middles], axis=1).reshape(-1, 2)
     return points.astype(np.float32)
 
 
-_DIRECTIONS = _directions(8)
-
-# The outward normals of a triangle's and of a pentagon's sides.
-_THREE = [(0.0, -1.0), (math.sqrt(0.75), 0.5), (-math.sqrt(0.75), 0.5)]
-_COSINE_72, _COSINE_36 = (math.sqrt(5) - 1) / 4, (math.sqrt(5) + 1) / 4
-_SINE_72, _SINE_36 = math.sqrt(1 - _COSINE_72 * _COSINE_72), math.sqrt(1 - _COSINE_36 * _COSINE_36)
-_FIVE = [
-    (0.0, -1.0),
-    (_SINE_72, -_COSINE_72),
-    (_SINE_36, _COSINE_36),
-    (-_SINE_36, _COSINE_36),
-    (-_SINE_72, -_COSINE_72),
-]
+def _length(x: Floats, y: Floats) -> Floats:
+    # Not np.hypot, whose last bit is up to the machine's mathematics library.
+    length: Floats = np.sqrt(x * x + y * y)
+    return length
 
 
-def _projections(x: Floats, y: Floats, normals: list[tuple[float, float]]) -> Floats:
-    return np.stack([a * x + b * y for a, b in normals])
+def _both(first: Floats, second: Floats) -> Floats:
+    """The distance from what two figures have in common."""
+    larger: Floats = np.maximum(first, second)
+    return larger
+
+
+def _either(first: Floats, second: Floats) -> Floats:
+    """The distance from two figures taken together."""
+    smaller: Floats = np.minimum(first, second)
+    return smaller
 
 
 def _disc(x: Floats, y: Floats) -> Floats:
@@ -171,44 +167,50 @@ def _ring(x: Floats, y: Floats) -> Floats:
 
 
 def _square(x: Floats, y: Floats) -> Floats:
-    return np.maximum(abs(x), abs(y)) - 0.7
+    return _both(abs(x), abs(y)) - 0.7
 
 
 def _frame(x: Floats, y: Floats) -> Floats:
-    return abs(np.maximum(abs(x), abs(y)) - 0.55) - 0.17
+    return abs(_both(abs(x), abs(y)) - 0.53) - 0.17
 
 
 def _triangle(x: Floats, y: Floats) -> Floats:
-    return _projections(x, y, _THREE).max(axis=0) - 0.5
+    slant = abs(x) * math.sqrt(0.75)
+    return _both(slant + 0.5 * y, -y) - 0.5
 
 
 def _star(x: Floats, y: Floats) -> Floats:
-    # A pentagram is what at least four of a pentagon's five sides have on their inner hand.
-    return np.sort(_projections(x, y, _FIVE), axis=0)[-2] - 0.36
+    # A pentagram is the points on the inner side of at least four of its five lines: the second farthest decides.
+    cosines = (math.sqrt(5) - 1) / 4, (math.sqrt(5) + 1) / 4
+    sines = [math.sqrt(1 - cosine * cosine) for cosine in cosines]
+    (wide, narrow), (low, high) = (x * sine for sine in sines), (y * cosine for cosine in cosines)
+    lines = np.stack([-y, wide - low, -wide - low, narrow + high, -narrow + high])
+    second: Floats = np.sort(lines, axis=0)[-2]
+    return second - cosines[0]
 
 
 def _cross(x: Floats, y: Floats) -> Floats:
-    longer, shorter = np.maximum(abs(x), abs(y)), np.minimum(abs(x), abs(y))
-    return np.maximum(longer - 0.95, shorter - 0.27)
+    return _both(_both(abs(x), abs(y)) - 0.95, _either(abs(x), abs(y)) - 0.27)
 
 
 def _dome(x: Floats, y: Floats) -> Floats:
-    return np.maximum(_length(x, y + 0.45) - 1, -0.45 - y)
+    return _both(_length(x, y + 0.4) - 0.9, -0.4 - y)
 
 
 def _crescent(x: Floats, y: Floats) -> Floats:
-    return np.maximum(_length(x, y) - 0.95, 0.75 - _length(x - 0.5, y))
+    return _both(_length(x, y) - 0.95, 0.75 - _length(x - 0.5, y))
 
 
 def _heart(x: Floats, y: Floats) -> Floats:
-    # A square, with a half disc on each of two sides that meet.
-    side, a, b = 0.5, x + 0.15, y + 0.15
-    discs = np.minimum(_length(a - side, b), _length(a, b - side))
-    return np.minimum(np.maximum(abs(a), abs(b)), discs) - side
+    # A square standing on a corner, with a half disc on each of the other two sides.
+    across, up = x + 0.15, y + 0.15
+    discs = _either(_length(across - 0.5, up), _length(across, up - 0.5))
+    return _either(_both(abs(across), abs(up)), discs) - 0.5
 
 
-# Each takes coordinates in units of the shape's radius and gives the distance from its edge, negative inside.
-_DISTANCES: dict[str, Callable[[Floats, Floats], Floats]] = {
+# Each takes coordinates in units of the shape's radius and gives the distance from its edge, negative inside. None is
+# the mirror image of another, so flips keep the class.
+_FIGURES: dict[str, Callable[[Floats, Floats], Floats]] = {
     "disc": _disc,
     "ring": _ring,
     "square": _square,
@@ -220,5 +222,6 @@ _DISTANCES: dict[str, Callable[[Floats, Floats], Floats]] = {
     "crescent": _crescent,
     "heart": _heart,
 }
+_DIRECTIONS = _directions(8)
 
-CLASSES = tuple(_DISTANCES)
+CLASSES = tuple(_FIGURES)

@@ -62,7 +62,7 @@ def _train(
     plan: Plan, world: World, run: Run, machine: Machine, data: Path | None, console: Console, signals: Signals
 ) -> int:
     before = run.rows()
-    state = _take_up(plan, world, run, console)
+    state = take_up(plan, world, run, console)
     if state.step >= plan.steps:
         if world.first:
             console.print(f"This run is complete: {plan.steps} steps are trained. {run.folder}", soft_wrap=True)
@@ -85,14 +85,15 @@ def _train(
     return 0 if done or os.environ.get(OURS) else INTERRUPTED
 
 
-def _take_up(plan: Plan, world: World, run: Run, console: Console) -> State:
+def take_up(plan: Plan, world: World, run: Run, console: Console | None = None) -> State:
     """The newest whole checkpoint, or initial weights; the first replica reads and gives it to all."""
     state = fresh(plan, world)
     if world.first:
         checkpoint.clear_leftovers(run.checkpoints)
         for step, found in checkpoint.newest(run.checkpoints):
             if isinstance(found, RunError):
-                console.print(f"[yellow]damaged, taking the one before it:[/yellow] {found}", soft_wrap=True)
+                if console:
+                    console.print(f"[yellow]damaged, taking the one before it:[/yellow] {found}", soft_wrap=True)
                 run.log(f"damaged checkpoint: {found}")
             else:
                 restore(state, found, checkpoint.name_of(step))

@@ -1,0 +1,204 @@
+"""paceline verify: the promise, proved on the user's own recipe and machine."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from paceline.command.job import Job, console, plan_job, read_recipe, read_words
+from paceline.data import index
+from paceline.errors import SpecError
+from paceline.placement import Placement
+from paceline.plan import fits
+from paceline.recipe import BatchNorm, Made, Recipe
+from paceline.spec import Tree
+
+if TYPE_CHECKING:
+    from paceline.train.prove import Outcome
+
+LIMIT = 1e-12
+"""What float64 trials may differ by."""
+FIRST_LOSS_LIMIT = 1e-6
+"""What the first loss of float32 trials may differ by; rounding grows in any training, so later steps are only shown."""
+ENOUGH = 5
+"""Fewer layouts prove too little."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to cut a step."""
+
+    label: str
+    replicas: int
+    micro_batch: int
+
+
+def run(recipe: str | None, words: list[str], data: Path | None, steps: int, full: bool, as_json: bool) -> int:
+    """Run every layout and two resumes; the exit status is 0 when all of them are the same run."""
+    name, words = read_words(recipe, words)
+    if any(word.startswith("on.") for word in words):
+        raise SpecError("verify chooses the placements itself; leave the on.* words out")
+    settings, _ = read_recipe(name, words)
+    found, folder = index.locate(settings.data, index.given_folder(data))
+    settings = settings.model_copy(update={"data": found})
+    settings, shrunk = (settings, []) if full else shrink(settings)
+    layouts = choose_layouts(settings)
+    say = console() if not as_json else None
+    if say:
+        say.print(f"[bold]{name}[/bold]: is it the same run on every layout, {steps} steps in float64 and float32?", soft_wrap=True)
+        for line in shrunk:
+            say.print(f"shrunk: {line}")
+    rows = [_lay(settings, layout) for layout in layouts]
+    rows, resumed = _compare(settings, folder, layouts, rows, steps, say)
+    verdict = judge(rows, resumed)
+    if as_json:
+        print(json.dumps({"recipe": name, "steps": steps, "shrunk": shrunk, "layouts": rows, "resumes": resumed, **verdict}, indent=1))
+    else:
+        _show(rows, resumed, verdict)
+    return 0 if verdict["passed"] else 1
+
+
+def shrink(recipe: Recipe) -> tuple[Recipe, list[str]]:
+    """The smallest recipe with as many norm groups a step (at most two), where the given one is large; and what changed."""
+    changes: dict[str, Any] = {}
+    told = []
+    if recipe.global_batch > 128:
+        norm = recipe.norm_batch or recipe.global_batch
+        small = max(d for d in range(1, 17) if norm % d == 0)
+        batch = small if norm == recipe.global_batch else 2 * small
+        changes |= {"global_batch": batch, "norm_batch": small}
+        told.append(f"global_batch {recipe.global_batch} -> {batch}, norm_batch {norm} -> {small}")
+    if isinstance(recipe.data, Made) and recipe.data.side > 32:
+        changes["data"] = recipe.data.model_copy(update={"side": 32, "name": "generated"})
+        told.append(f"image side {recipe.data.side} -> 32")
+    return recipe.model_copy(update=changes), told
+
+
+def choose_layouts(recipe: Recipe) -> list[Layout]:
+    """Layouts of every kind that this recipe allows: whole, accumulated, ghost norm, 2 and 3 replicas, distributed norm."""
+    G = recipe.global_batch  # noqa: N806 - the design's letter
+    n = (recipe.norm_batch or G) if isinstance(recipe.norm, BatchNorm) else None
+    piece = n if n is not None and n < G else G // 4 if n is None else G
+    wanted = [
+        Layout("whole", 1, G),
+        Layout("accumulated", 1, piece),
+        Layout("ghost norm, accumulated" if n else "accumulated in halves", 1, 2 * piece),
+        Layout("2 replicas", 2, piece),
+        Layout("3 replicas", 3, piece),
+    ]
+    if n is not None:
+        wanted += [Layout("distributed norm over 2", 2, n // 2), Layout("distributed norm over 4", 4, n // 4)]
+        wanted += [Layout("distributed norm, 2 of 4", 4, n // 2)]
+    else:
+        wanted += [Layout("4 replicas", 4, G // 4)]
+    able: dict[tuple[int, int], Layout] = {}
+    for layout in wanted:
+        m = layout.micro_batch
+        if 0 < m <= G and fits(G, n, layout.replicas, m):
+            able.setdefault((layout.replicas, m), layout)
+    return list(able.values())
+
+
+def judge(rows: list[dict[str, Any]], resumed: list[dict[str, Any]]) -> dict[str, Any]:
+    """Whether everything agrees, and the largest float64 difference seen."""
+    exact = [max(row[part] for part in ("loss", "weights", "statistics")) for row in [*rows, *resumed]]
+    passed = (
+        len(rows) >= ENOUGH
+        and all(value <= LIMIT for value in exact)
+        and all(row["float32_first_loss"] <= FIRST_LOSS_LIMIT for row in rows)
+        and all(row["bitwise"] for row in resumed if row["same_layout"])
+    )
+    return {"passed": passed, "largest_difference": max(exact), "limit": LIMIT}
+
+
+def _lay(recipe: Recipe, layout: Layout) -> dict[str, Any]:
+    plan = _job(recipe, layout, "64.64").plan
+    norm = "-"
+    if plan.norm_batch is not None:
+        across = f"across {plan.norm_replicas} replicas" if plan.norm_replicas > 1 else f"{plan.norm_groups} in each"
+        norm = f"{plan.norm_total} groups, {across}"
+    return {"layout": layout.label, "replicas": layout.replicas, "micro_batch": layout.micro_batch, "rounds": plan.rounds, "norm": norm}
+
+
+def _job(recipe: Recipe, layout: Layout, precision: str) -> Job:
+    placement = Placement.model_validate(
+        {"device": "cpu", "replicas": layout.replicas, "micro_batch": layout.micro_batch, "precision": precision}
+    )
+    return plan_job("verify", recipe, placement, None, Tree(), Tree())
+
+
+def _compare(
+    recipe: Recipe, data: Path | None, layouts: list[Layout], rows: list[dict[str, Any]], steps: int, say: Any
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Run all trials and fill in what they differ by from the first."""
+    from paceline.train.prove import Trial, differences
+
+    with tempfile.TemporaryDirectory(prefix="paceline-verify-") as work:
+
+        def trial(label: str) -> Trial:
+            folder = Path(work) / label
+            folder.mkdir()
+            if say:
+                say.print(f"[dim]{label}[/dim]", end="\r" if say.is_terminal else "\n", soft_wrap=True)
+            return Trial(folder, data, steps)
+
+        first: dict[str, Outcome] = {}
+        for layout, row in zip(layouts, rows, strict=True):
+            for precision in ("64.64", "32.32"):
+                outcome = trial(f"{layout.label}, {precision}").finish(_job(recipe, layout, precision).plan)
+                found = differences(first.setdefault(precision, outcome), outcome)
+                row |= found if precision == "64.64" else {f"float32_{part}": value for part, value in found.items()}
+        resumed = []
+        for other in (layouts[0], layouts[-1]):
+            again = trial(f"killed on '{layouts[0].label}', resumed on '{other.label}'")
+            killed_at = again.kill_after(_job(recipe, layouts[0], "64.64").plan, steps // 2)
+            outcome = again.finish(_job(recipe, other, "64.64").plan)
+            found = differences(first["64.64"], outcome)
+            same = other == layouts[0]
+            bitwise = max(found.values()) == 0.0
+            resumed.append({"resumed_on": other.label, "killed_after_step": killed_at, "same_layout": same, "bitwise": bitwise, **found})
+    return rows, resumed
+
+
+def _show(rows: list[dict[str, Any]], resumed: list[dict[str, Any]], verdict: dict[str, Any]) -> None:
+    out = console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("layout", "replicas x micro-batch", "rounds", "norm groups"):
+        table.add_column(column)
+    for column in ("float64: loss", "weights", "statistics", "float32: first loss", "last weights", ""):
+        table.add_column(column, justify="right")
+    for row in rows:
+        exact = max(row[part] for part in ("loss", "weights", "statistics")) <= LIMIT
+        good = exact and row["float32_first_loss"] <= FIRST_LOSS_LIMIT
+        table.add_row(
+            row["layout"], f"{row['replicas']} x {row['micro_batch']}", str(row["rounds"]), row["norm"],
+            *(_small(row[part]) for part in ("loss", "weights", "statistics", "float32_first_loss", "float32_weights")),
+            _mark(good),
+        )  # fmt: skip
+    out.print(table)
+    out.print()
+    for row in resumed:
+        good = row["bitwise"] if row["same_layout"] else max(row[p] for p in ("loss", "weights", "statistics")) <= LIMIT
+        how = "bit for bit the same" if row["bitwise"] else f"differs by {_small(max(row['loss'], row['weights'], row['statistics']))}"
+        where = "the same layout" if row["same_layout"] else f"'{row['resumed_on']}'"
+        out.print(f"killed after step {row['killed_after_step']}, resumed on {where}: {how} {_mark(good)}", soft_wrap=True)
+    count = f"{len(rows)} layouts and {len(resumed)} resumes"
+    if verdict["passed"]:
+        out.print(f"\n[bold green]PASS[/bold green]: {count} are one run; largest float64 difference {_small(verdict['largest_difference'])}, limit {LIMIT:.0e}", soft_wrap=True)
+    elif len(rows) < ENOUGH:
+        out.print(f"\n[bold red]FAIL[/bold red]: this recipe allows only {len(rows)} layouts, and {ENOUGH} are needed for a proof", soft_wrap=True)
+    else:
+        out.print(f"\n[bold red]FAIL[/bold red]: {count}, largest float64 difference {_small(verdict['largest_difference'])}, limit {LIMIT:.0e}", soft_wrap=True)
+
+
+def _small(value: float) -> str:
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def _mark(good: bool) -> str:
+    return "[green]pass[/green]" if good else "[red]FAIL[/red]"
