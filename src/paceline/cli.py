@@ -21,15 +21,35 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-RecipeWord = Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="A shipped name (see `paceline recipes`) or a YAML file; shapes/resnet8 if left out.")]
-Words = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as epochs=20 optimiser.lr=0.2; placement keys start with on.")]
-OnWords = Annotated[list[str] | None, typer.Argument(metavar="[on.KEY=VALUE]...", help="Placement settings to change, such as on.micro_batch=64.")]
+RecipeWord = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RECIPE]", help="A shipped name (see `paceline recipes`) or a YAML file; shapes/resnet8 if left out."
+    ),
+]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Settings to change, such as epochs=20 optimiser.lr=0.2; placement keys start with on.",
+    ),
+]
+OnWords = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[on.KEY=VALUE]...", help="Placement settings to change, such as on.micro_batch=64."),
+]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-Data = Annotated[Path | None, typer.Option("--data", metavar="FOLDER", help="Where the images are; else DATA_DIR or DATASETS_DIR.")]
-Out = Annotated[Path | None, typer.Option("--out", metavar="RUN", help="The run folder; one that holds the same recipe goes on.")]
+Data = Annotated[
+    Path | None, typer.Option("--data", metavar="FOLDER", help="Where the images are; else DATA_DIR or DATASETS_DIR.")
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="RUN", help="The run folder; one that holds the same recipe goes on.")
+]
 On = Annotated[str | None, typer.Option("--on", metavar="PLACEMENT", help="A shipped placement or a YAML file.")]
 Replicas = Annotated[int | None, typer.Option("--replicas", metavar="N", help="Short for on.replicas=N.")]
-Device = Annotated[str | None, typer.Option("--device", metavar="KIND", help="Short for on.device=KIND: cpu, cuda or mps.")]
+Device = Annotated[
+    str | None, typer.Option("--device", metavar="KIND", help="Short for on.device=KIND: cpu, cuda or mps.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
@@ -63,7 +83,9 @@ def resume(run: RunFolder, settings: OnWords = None, data: Data = None) -> None:
 def validate(
     run: RunFolder,
     settings: OnWords = None,
-    checkpoint: Annotated[str | None, typer.Option("--checkpoint", metavar="STEP", help="Judge the checkpoint of this step.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="STEP", help="Judge the checkpoint of this step.")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Judge every checkpoint that was not judged yet.")] = False,
     data: Data = None,
     json: Json = False,
@@ -104,7 +126,9 @@ def verify(
 
 @app.command(epilog="Example: paceline recipes cifar10/resnet20 > mine.yaml")
 def recipes(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this recipe's page, to copy and edit.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Print this recipe's page, to copy and edit.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the recipes that come with Paceline, or print one."""
@@ -115,7 +139,9 @@ def recipes(
 
 @app.command(epilog="Example: paceline models resnet50")
 def models(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this network's settings and defaults.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Print this network's settings and defaults.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the networks, or print one's settings."""

@@ -30,7 +30,9 @@ class Duration:
             return text
         found = _WRITTEN.fullmatch(text) if isinstance(text, str) else None
         if not found:
-            hint = f", such as '{text:g} epochs'" if isinstance(text, int | float) and not isinstance(text, bool) else ""
+            hint = (
+                f", such as '{text:g} epochs'" if isinstance(text, int | float) and not isinstance(text, bool) else ""
+            )
             raise ValueError(f"expected an amount with its unit (epochs, steps, images, % or seconds){hint}")
         amount, unit = Fraction(found[1]), found[2].removesuffix("s")
         if unit in _SECONDS:
@@ -100,9 +102,15 @@ class Rate:
                 raise ValueError(f"expected a learning rate of at least 0, found {text}")
             return cls(repr(text), float(text))
         number = r"(?:2\^(-?[0-9.]+)|([0-9.]+(?:e-?[0-9]+)?))"
-        found = re.fullmatch(rf"\s*{number}\s+per\s+(?:([0-9]+)\s+images|image)\s*", text) if isinstance(text, str) else None
+        found = (
+            re.fullmatch(rf"\s*{number}\s+per\s+(?:([0-9]+)\s+images|image)\s*", text)
+            if isinstance(text, str)
+            else None
+        )
         if not found:
-            raise ValueError(f"expected a learning rate such as 0.1, '2^-6 per image' or '0.1 per 256 images', found {text!r}")
+            raise ValueError(
+                f"expected a learning rate such as 0.1, '2^-6 per image' or '0.1 per 256 images', found {text!r}"
+            )
         value = 2.0 ** float(found[1]) if found[1] else float(found[2])
         return cls(text.strip(), value, int(found[3] or 1))
 

@@ -1,4 +1,4 @@
-"""Which process of how many this is, as a launcher (Paceline itself, torchrun or Slurm) has said; read without torch."""
+"""Which process of how many this is, as a launcher (Paceline itself, torchrun or Slurm) says; read without torch."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ class Placement(Settings):
     precision: Annotated[
         Precision | Literal["auto"], BeforeValidator(_as_text), Field(json_schema_extra=ARITHMETIC)
     ] = "auto"
-    """Bits of arithmetic and of weights: 32.32, 16.32 (bfloat16 over float32 weights) or 64.64; auto is 16.32 on cuda, else
-    32.32."""
+    """Bits of arithmetic and of weights: 32.32, 16.32 (bfloat16 over float32 weights) or 64.64; auto is 16.32 on cuda,
+    else 32.32."""
     compile: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = False
     """Let torch.compile fuse the network: a minute to start, then faster on accelerators."""
     deterministic: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = False

@@ -26,7 +26,7 @@ class Appetite:
 
 @dataclass(frozen=True)
 class Plan:
-    """Every number that the step and the loop need. Everything here follows from the recipe, the placement and the facts."""
+    """Every number that the step and the loop need; all of it follows from the recipe, the placement and the facts."""
 
     recipe: Recipe
     placement: Placement
@@ -155,7 +155,9 @@ def _check_recipe(recipe: Recipe, facts: Facts, appetite: Appetite) -> None:
     n = recipe.norm_batch
     if n is not None and isinstance(recipe.norm, BatchNorm) and recipe.global_batch % n:
         close = min(_divisors(recipe.global_batch), key=lambda d: (abs(d - n), d))
-        raise PlanError(f"norm_batch {n} does not divide global_batch {recipe.global_batch}; the nearest that does is {close}")
+        raise PlanError(
+            f"norm_batch {n} does not divide global_batch {recipe.global_batch}; the nearest that does is {close}"
+        )
 
 
 def _decide(
@@ -214,7 +216,9 @@ def _check_layout(plan: Plan) -> None:
     able = [d for d in _divisors(G) if fits(G, n, R, d)]
     close = min(able, key=lambda d: (abs(d - m), -d))
     if G % m:
-        raise PlanError(f"on.micro_batch {m} does not divide global_batch {G}; the nearest that fits is on.micro_batch={close}")
+        raise PlanError(
+            f"on.micro_batch {m} does not divide global_batch {G}; the nearest that fits is on.micro_batch={close}"
+        )
     assert n is not None
     if n % m:
         raise PlanError(
@@ -222,7 +226,7 @@ def _check_layout(plan: Plan) -> None:
             f"the nearest that fits is on.micro_batch={close}"
         )
     raise PlanError(
-        f"norm_batch {n} spans {n // m} replicas of on.micro_batch {m}, and {R} replicas are not a multiple of {n // m}; "
+        f"norm_batch {n} spans {n // m} replicas of on.micro_batch {m}, which do not divide on.replicas {R}; "
         f"write on.replicas={n // m} or on.micro_batch={close}"
     )
 

@@ -64,7 +64,7 @@ class Cifar(Settings):
 
 
 class Made(Settings):
-    """Random images for measuring: `generated` ones travel from the host each step, `synthetic` ones stay on the device."""
+    """Random images for measuring: `generated` ones come from the host, `synthetic` ones stay on the device."""
 
     name: Literal["generated", "synthetic"]
     images: Count = 1_281_167
@@ -82,9 +82,7 @@ class Made(Settings):
 
     @property
     def facts(self) -> Facts:
-        return Facts(
-            images=self.images, validation_images=self.validation_images, classes=self.classes, side=self.side
-        )
+        return Facts(images=self.images, validation_images=self.validation_images, classes=self.classes, side=self.side)
 
 
 Data = Shapes | Cifar | Made
@@ -152,7 +150,7 @@ class Init(Settings):
     """How weights start; every tensor is keyed by the seed and its own name."""
 
     conv: Literal["he-fan-out", "he-fan-in", "truncated-fan-in", "glorot-uniform"] = "he-fan-out"
-    """Convolutions: He normal by outputs (torchvision) or inputs, TF's truncated normal (scale 1, inputs), or Glorot."""
+    """Convolutions: He normal by outputs (torchvision) or inputs, TF's truncated normal, or Glorot uniform."""
     dense: Literal["uniform-fan-in", "glorot-uniform", "normal-0.01"] = "uniform-fan-in"
     """The classifier: torch's default (with a random bias), Glorot uniform, or normal with spread 0.01 (bias zero)."""
     zero_gamma: Literal["none", "residual", "identity", "one-branch"] = "none"
@@ -307,8 +305,8 @@ class Recipe(Settings):
     epochs: Annotated[float, Field(gt=0)]
     """How often the training images are seen."""
     tail: Literal["flow", "drop"] = "flow"
-    """What becomes of an epoch's last images that do not fill a step: they flow into the next epoch's first step, or are
-    left out of that epoch."""
+    """What becomes of an epoch's last images that do not fill a step: they flow into the next epoch's first step, or
+    are left out of that epoch."""
     seed: int = 0
     """Fixes the order, the augmentations and the initial weights."""
     norm: Annotated[BatchNorm | GroupNorm | NoNorm, Field(discriminator="name")] = BatchNorm(name="batch")
@@ -340,4 +338,3 @@ class Recipe(Settings):
         if not math.isfinite(self.epochs):
             raise ValueError("'epochs' must be a finite number")
         return self
-

@@ -1,4 +1,4 @@
-"""The run folder: plan.yaml, record.jsonl, log.txt and where checkpoints lie; written by one replica, read by anyone."""
+"""The run folder: plan.yaml, record.jsonl, log.txt, checkpoints; written by one replica, read by anyone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ class Run:
         except BlockingIOError:
             raise RunError(f"{self.folder}: another process is training in this folder") from None
         except OSError as fault:
-            raise RunError(f"{self.folder}: cannot be written to: {fault.strerror}; choose another folder with --out") from None
+            raise RunError(
+                f"{self.folder}: cannot be written to: {fault.strerror}; choose another folder with --out"
+            ) from None
 
     def write(self, kind: str, **values: Any) -> Row:
         """Append one row to the record."""
@@ -83,7 +85,9 @@ class Run:
             with (self.folder / name).open("a") as file:
                 file.write(line + "\n")
         except OSError as fault:
-            raise Broken(f"{self.folder / name}: cannot be written: {fault.strerror}; what was saved is whole") from None
+            raise Broken(
+                f"{self.folder / name}: cannot be written: {fault.strerror}; what was saved is whole"
+            ) from None
 
 
 def rows_of(folder: Path) -> list[Row]:
@@ -114,7 +118,9 @@ def _cut_torn_line(path: Path) -> None:
             os.truncate(path, content.rfind(b"\n") + 1)
 
 
-def store_plan(folder: Path, plan: Plan, asked: Placement, data_folder: Path | None, written: Tree, placed: Tree) -> None:
+def store_plan(
+    folder: Path, plan: Plan, asked: Placement, data_folder: Path | None, written: Tree, placed: Tree
+) -> None:
     """Write plan.yaml: the settings in full with where each came from, then the numbers that follow from them."""
     text = (
         "# Every setting of this run, and where its value came from. `paceline resume` reads this file.\n"
@@ -168,7 +174,9 @@ def start_row(plan: Plan, machine: Machine, step: int, before: list[Row]) -> Row
     """What a start writes into the record: placement, machine, versions, commit, and arithmetic that has changed."""
     placement = json.loads(plan.placement.model_dump_json())
     last = next((row["placement"] for row in reversed(before) if row["kind"] == "start"), placement)
-    changed = {key: [last.get(key), placement[key]] for key in placement_keys("arithmetic") if last.get(key) != placement[key]}
+    changed = {
+        key: [last.get(key), placement[key]] for key in placement_keys("arithmetic") if last.get(key) != placement[key]
+    }
     versions = {"paceline": __version__, "python": platform.python_version()}
     for package in ("torch", "numpy", "safetensors"):
         versions[package] = metadata.version(package)
@@ -187,7 +195,9 @@ def start_row(plan: Plan, machine: Machine, step: int, before: list[Row]) -> Row
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
 
 
 def _commit() -> str | None:

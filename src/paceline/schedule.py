@@ -15,18 +15,22 @@ def lr(plan: Plan, step: int) -> float:
     if isinstance(schedule, Polynomial):
         return _polynomial(schedule, peak, step + schedule.first, steps, warm)
     climb = step / warm if step < warm else 1.0
+    return peak * _fall(plan, schedule, step, steps, warm) * climb
+
+
+def _fall(plan: Plan, schedule: Constant | Stepped | Cosine | Exponential, step: int, steps: int, warm: int) -> float:
+    """What the peak is multiplied by, warm-up apart."""
     match schedule:
         case Constant():
-            fall = 1.0
+            return 1.0
         case Stepped():
-            fall = schedule.factor ** sum(step > plan.steps_in(drop) for drop in schedule.drops)
+            return math.pow(schedule.factor, sum(step > plan.steps_in(drop) for drop in schedule.drops))
         case Cosine():
             start = warm if schedule.after_warmup else 0
             progress = max(0, step - start) / max(1, steps - start)
-            fall = (1 + math.cos(math.pi * progress)) / 2
+            return (1 + math.cos(math.pi * progress)) / 2
         case Exponential():
-            fall = schedule.factor ** math.floor(step / plan.steps_in(schedule.every))
-    return peak * fall * climb
+            return math.pow(schedule.factor, math.floor(step / plan.steps_in(schedule.every)))
 
 
 def _polynomial(schedule: Polynomial, peak: float, count: int, steps: int, warm: int) -> float:
@@ -35,4 +39,4 @@ def _polynomial(schedule: Polynomial, peak: float, count: int, steps: int, warm:
         return peak * count / warm if warm else peak
     length = steps - warm + schedule.extra_steps
     left = 1 - min(count - warm, length) / length
-    return (peak - schedule.end) * left**schedule.power + schedule.end
+    return (peak - schedule.end) * math.pow(left, schedule.power) + schedule.end

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from paceline.errors import INTERRUPTED, Broken
 from paceline.launch import Launch
@@ -64,7 +65,7 @@ class World:
     def wait_for_all(self) -> None:
         """Go on when every replica has come here."""
         if self.replicas > 1:
-            self._together(lambda: dist.barrier())
+            self._together(dist.barrier)
 
     def close(self) -> None:
         """Leave the group."""
@@ -136,16 +137,18 @@ def _meet(launch: Launch, timeout: timedelta) -> Any:
     host = f"{launch.address}:{launch.port}"
     opens = launch.rank == 0 and not launch.store_is_there
     try:
-        base = dist.TCPStore(launch.address, launch.port, None, opens, timeout, wait_for_workers=False)
+        base = TCPStore(launch.address, launch.port, None, opens, timeout, wait_for_workers=False)
     except (RuntimeError, dist.DistError) as fault:
         raise Broken(f"no meeting place at {host}: {str(fault).splitlines()[0][:160]}") from None
-    store = dist.PrefixStore(f"paceline/{launch.attempt}", base)
+    store = PrefixStore(f"paceline/{launch.attempt}", base)
     store.set(f"here/{launch.rank}", "yes")
     try:
         store.wait([f"here/{rank}" for rank in range(launch.count)], timeout)
     except (RuntimeError, dist.DistError):
         absent = [str(rank) for rank in range(launch.count) if not store.check([f"here/{rank}"])]
-        raise Broken(f"replica {', '.join(absent)} did not come to {host} within {timeout.total_seconds():g} s") from None
+        raise Broken(
+            f"replica {', '.join(absent)} did not come to {host} within {timeout.total_seconds():g} s"
+        ) from None
     return store
 
 

@@ -59,7 +59,9 @@ def read_placement(
     for word in [*words, *flags]:
         if word.startswith("on."):
             spec.override(placed, word.removeprefix("on."), Placement)
-    placed.places = {path: place.replace("'", "'on.", 1) if place.startswith("'") else place for path, place in placed.places.items()}
+    placed.places = {
+        path: place.replace("'", "'on.", 1) if place.startswith("'") else place for path, place in placed.places.items()
+    }
     return spec.build(Placement, placed), placed
 
 

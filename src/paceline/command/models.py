@@ -16,7 +16,9 @@ from paceline.recipe import Recipe
 def run(name: str | None, as_json: bool) -> None:
     """List the networks, or print one's settings and defaults."""
     if name is None:
-        rows = [{key: row[key] for key in ("name", "parameters", "classes", "side")} for row in map(asdict, tables.MEMBERS)]
+        rows = [
+            {key: row[key] for key in ("name", "parameters", "classes", "side")} for row in map(asdict, tables.MEMBERS)
+        ]
         show_rows(rows, as_json)
         return
     known = spec.kinds(Recipe.model_fields["model"])
@@ -37,7 +39,8 @@ def settings_of(kind: type[spec.Settings]) -> list[dict[str, Any]]:
         {
             "key": key,
             "default": info.default,
-            "choices": ", ".join(map(str, typing.get_args(info.annotation))) or getattr(info.annotation, "__name__", ""),
+            "choices": ", ".join(map(str, typing.get_args(info.annotation)))
+            or getattr(info.annotation, "__name__", ""),
             "meaning": " ".join((info.description or "").split()),
         }
         for key, info in kind.model_fields.items()

@@ -24,6 +24,7 @@ def run(
     name, words = read_words(recipe, words)
     job = make_job(name, words, data, page, replicas, device, look=False)
     if as_yaml:
-        print(f"recipe:\n{spec.dump(job.plan.recipe, job.written, '  ')}placement:\n{spec.dump(job.asked, job.placed, '  ')}", end="")
+        print(f"recipe:\n{spec.dump(job.plan.recipe, job.written, '  ')}placement:")
+        print(spec.dump(job.asked, job.placed, "  "), end="")
         return
     show_facts(numbers_of(job.plan), as_json, title=name)

@@ -13,7 +13,13 @@ from paceline.record import PLAN, store_plan, stored_plan
 
 
 def run(
-    recipe: str | None, words: list[str], data: Path | None, out: Path | None, page: str | None, replicas: int | None, device: str | None
+    recipe: str | None,
+    words: list[str],
+    data: Path | None,
+    out: Path | None,
+    page: str | None,
+    replicas: int | None,
+    device: str | None,
 ) -> int:
     """Train; on a folder that holds the same recipe, go on with it."""
     name, words = read_words(recipe, words)
@@ -33,7 +39,9 @@ def prepare_folder(job: Job, folder: Path) -> None:
         changed = spec.differences(stored_plan(folder).recipe, job.plan.recipe)
         if changed:
             more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-            raise RunError(f"{folder}: holds a run of another recipe; {changed[0]}{more}; choose another folder with --out")
+            raise RunError(
+                f"{folder}: holds a run of another recipe; {changed[0]}{more}; choose another folder with --out"
+            )
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)

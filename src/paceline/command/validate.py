@@ -16,7 +16,9 @@ from paceline.record import Run, latest
 
 def run(folder: Path, words: list[str], which: str | None, every: bool, data: Path | None, as_json: bool) -> int:
     """Judge the newest checkpoint, a chosen one, or all that were not judged yet; the record gets a row for each."""
-    job = stored_job(folder, words if any(w.startswith("on.replicas") for w in words) else [*words, "on.replicas=auto"], data)
+    job = stored_job(
+        folder, words if any(w.startswith("on.replicas") for w in words) else [*words, "on.replicas=auto"], data
+    )
     started = run_replicas(job)
     if started is not None:
         return started
@@ -68,7 +70,13 @@ def judge(job: Job, run: Run, steps: list[int]) -> list[dict[str, Any]]:
         start = time.perf_counter()
         found = evaluate(plan, world, state.network, loader)
         seconds = time.perf_counter() - start
-        row = {"step": step, "epoch": plan.epoch(step), **found, "seconds": seconds, "images_per_second": found["images"] / seconds}
+        row = {
+            "step": step,
+            "epoch": plan.epoch(step),
+            **found,
+            "seconds": seconds,
+            "images_per_second": found["images"] / seconds,
+        }
         rows.append(run.write("validation", **row))
     world.close()
     return [{key: value for key, value in row.items() if key != "kind"} for row in rows]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LIMIT = 1e-12
 """What float64 trials may differ by."""
 FIRST_LOSS_LIMIT = 1e-6
-"""What the first loss of float32 trials may differ by; rounding grows in any training, so later steps are only shown."""
+"""What the first loss of float32 trials may differ by; rounding grows in training, so later steps are only shown."""
 ENOUGH = 5
 """Fewer layouts prove too little."""
 
@@ -50,21 +50,29 @@ def run(recipe: str | None, words: list[str], data: Path | None, steps: int, ful
     layouts = choose_layouts(settings)
     say = console() if not as_json else None
     if say:
-        say.print(f"[bold]{name}[/bold]: is it the same run on every layout, {steps} steps in float64 and float32?", soft_wrap=True)
+        say.print(
+            f"[bold]{name}[/bold]: is it the same run on every layout, {steps} steps in float64 and float32?",
+            soft_wrap=True,
+        )
         for line in shrunk:
             say.print(f"shrunk: {line}")
     rows = [_lay(settings, layout) for layout in layouts]
     rows, resumed = _compare(settings, folder, layouts, rows, steps, say)
     verdict = judge(rows, resumed)
     if as_json:
-        print(json.dumps({"recipe": name, "steps": steps, "shrunk": shrunk, "layouts": rows, "resumes": resumed, **verdict}, indent=1))
+        print(
+            json.dumps(
+                {"recipe": name, "steps": steps, "shrunk": shrunk, "layouts": rows, "resumes": resumed, **verdict},
+                indent=1,
+            )
+        )
     else:
         _show(rows, resumed, verdict)
     return 0 if verdict["passed"] else 1
 
 
 def shrink(recipe: Recipe) -> tuple[Recipe, list[str]]:
-    """The smallest recipe with as many norm groups a step (at most two), where the given one is large; and what changed."""
+    """The smallest recipe with as many norm groups a step (at most two), where it is large; and what changed."""
     changes: dict[str, Any] = {}
     told = []
     if recipe.global_batch > 128:
@@ -80,7 +88,7 @@ def shrink(recipe: Recipe) -> tuple[Recipe, list[str]]:
 
 
 def choose_layouts(recipe: Recipe) -> list[Layout]:
-    """Layouts of every kind that this recipe allows: whole, accumulated, ghost norm, 2 and 3 replicas, distributed norm."""
+    """Layouts of every kind the recipe allows: whole, accumulated, ghost norm, 2 and 3 replicas, distributed norm."""
     G = recipe.global_batch  # noqa: N806 - the design's letter
     n = (recipe.norm_batch or G) if isinstance(recipe.norm, BatchNorm) else None
     piece = n if n is not None and n < G else G // 4 if n is None else G
@@ -122,7 +130,13 @@ def _lay(recipe: Recipe, layout: Layout) -> dict[str, Any]:
     if plan.norm_batch is not None:
         across = f"across {plan.norm_replicas} replicas" if plan.norm_replicas > 1 else f"{plan.norm_groups} in each"
         norm = f"{plan.norm_total} groups, {across}"
-    return {"layout": layout.label, "replicas": layout.replicas, "micro_batch": layout.micro_batch, "rounds": plan.rounds, "norm": norm}
+    return {
+        "layout": layout.label,
+        "replicas": layout.replicas,
+        "micro_batch": layout.micro_batch,
+        "rounds": plan.rounds,
+        "norm": norm,
+    }
 
 
 def _job(recipe: Recipe, layout: Layout, precision: str) -> Job:
@@ -149,10 +163,10 @@ def _compare(
 
         first: dict[str, Outcome] = {}
         for layout, row in zip(layouts, rows, strict=True):
-            for precision in ("64.64", "32.32"):
+            for precision, start in (("64.64", ""), ("32.32", "float32_")):
                 outcome = trial(f"{layout.label}, {precision}").finish(_job(recipe, layout, precision).plan)
                 found = differences(first.setdefault(precision, outcome), outcome)
-                row |= found if precision == "64.64" else {f"float32_{part}": value for part, value in found.items()}
+                row.update({start + part: value for part, value in found.items()})
         resumed = []
         for other in (layouts[0], layouts[-1]):
             again = trial(f"killed on '{layouts[0].label}', resumed on '{other.label}'")
@@ -161,7 +175,15 @@ def _compare(
             found = differences(first["64.64"], outcome)
             same = other == layouts[0]
             bitwise = max(found.values()) == 0.0
-            resumed.append({"resumed_on": other.label, "killed_after_step": killed_at, "same_layout": same, "bitwise": bitwise, **found})
+            resumed.append(
+                {
+                    "resumed_on": other.label,
+                    "killed_after_step": killed_at,
+                    "same_layout": same,
+                    "bitwise": bitwise,
+                    **found,
+                }
+            )
     return rows, resumed
 
 
@@ -170,30 +192,39 @@ def _show(rows: list[dict[str, Any]], resumed: list[dict[str, Any]], verdict: di
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("layout", "replicas x micro-batch", "rounds", "norm groups"):
         table.add_column(column)
-    for column in ("float64: loss", "weights", "statistics", "float32: first loss", "last weights", ""):
+    for column in ("float64: loss", "weights", "statistics", "float32: first loss", "all losses", ""):
         table.add_column(column, justify="right")
     for row in rows:
         exact = max(row[part] for part in ("loss", "weights", "statistics")) <= LIMIT
         good = exact and row["float32_first_loss"] <= FIRST_LOSS_LIMIT
         table.add_row(
             row["layout"], f"{row['replicas']} x {row['micro_batch']}", str(row["rounds"]), row["norm"],
-            *(_small(row[part]) for part in ("loss", "weights", "statistics", "float32_first_loss", "float32_weights")),
+            *(_small(row[part]) for part in ("loss", "weights", "statistics", "float32_first_loss", "float32_loss")),
             _mark(good),
         )  # fmt: skip
     out.print(table)
     out.print()
     for row in resumed:
         good = row["bitwise"] if row["same_layout"] else max(row[p] for p in ("loss", "weights", "statistics")) <= LIMIT
-        how = "bit for bit the same" if row["bitwise"] else f"differs by {_small(max(row['loss'], row['weights'], row['statistics']))}"
+        how = (
+            "bit for bit the same"
+            if row["bitwise"]
+            else f"differs by {_small(max(row['loss'], row['weights'], row['statistics']))}"
+        )
         where = "the same layout" if row["same_layout"] else f"'{row['resumed_on']}'"
-        out.print(f"killed after step {row['killed_after_step']}, resumed on {where}: {how} {_mark(good)}", soft_wrap=True)
-    count = f"{len(rows)} layouts and {len(resumed)} resumes"
+        out.print(
+            f"killed after step {row['killed_after_step']}, resumed on {where}: {how} {_mark(good)}", soft_wrap=True
+        )
+    out.print(f"\n{_conclusion(rows, resumed, verdict)}", soft_wrap=True)
+
+
+def _conclusion(rows: list[dict[str, Any]], resumed: list[dict[str, Any]], verdict: dict[str, Any]) -> str:
+    worst = f"largest float64 difference {_small(verdict['largest_difference'])}, limit {LIMIT:.0e}"
     if verdict["passed"]:
-        out.print(f"\n[bold green]PASS[/bold green]: {count} are one run; largest float64 difference {_small(verdict['largest_difference'])}, limit {LIMIT:.0e}", soft_wrap=True)
-    elif len(rows) < ENOUGH:
-        out.print(f"\n[bold red]FAIL[/bold red]: this recipe allows only {len(rows)} layouts, and {ENOUGH} are needed for a proof", soft_wrap=True)
-    else:
-        out.print(f"\n[bold red]FAIL[/bold red]: {count}, largest float64 difference {_small(verdict['largest_difference'])}, limit {LIMIT:.0e}", soft_wrap=True)
+        return f"[bold green]PASS[/bold green]: {len(rows)} layouts and {len(resumed)} resumes are one run; {worst}"
+    if len(rows) < ENOUGH:
+        return f"[bold red]FAIL[/bold red]: this recipe allows only {len(rows)} layouts; a proof needs {ENOUGH}"
+    return f"[bold red]FAIL[/bold red]: {len(rows)} layouts and {len(resumed)} resumes; {worst}"
 
 
 def _small(value: float) -> str:

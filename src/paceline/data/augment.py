@@ -1,4 +1,4 @@
-"""Random crop and flip by numbers keyed to an image's position in the endless list; the same pixels on host and device."""
+"""Random crop and flip by numbers keyed to an image's place in the endless list; the same pixels on host and device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def widen(pictures: NDArray[np.uint8], augment: Augment) -> NDArray[np.uint8]:
 
 
 def crop(wide: Any, numbers: Any, moves: Any, steps: Any) -> Any:
-    """Crops of pictures `numbers` of a widened set; `steps` is 0 .. side-1. Arrays give arrays, tensors give tensors."""
+    """Crops of pictures `numbers` of a widened set; `steps` is 0 .. side-1. Arrays or tensors, as they come."""
     down, right, mirrored = (move[:, None] for move in moves)
     rows = down + steps
     columns = right + steps + mirrored * (len(steps) - 1 - 2 * steps)

@@ -71,9 +71,11 @@ def _cifar_folder(name: str, folder: Path) -> Path:
         for pickled, title in _PICKLES.items():
             if (place := _holding(folder, pickled)) is not None:
                 raise DataError(
-                    f"{place}: this is the Python version of {title}; Paceline reads the binary version ('{training[0]}', ...)"
+                    f"{place}: this is the Python version of {title}; get the binary version ('{training[0]}', ...)"
                 )
-        raise DataError(f"{folder}: '{training[0]}' is neither here, nor one folder below or above; --data should hold {name}")
+        raise DataError(
+            f"{folder}: '{training[0]}' is neither here, nor one folder below or above; --data should hold {name}"
+        )
     for file in [*training, *validation]:
         path = found / file
         expected = next(size for start, size in CIFAR_SIZES.items() if file.startswith(start))
@@ -81,6 +83,7 @@ def _cifar_folder(name: str, folder: Path) -> Path:
             raise DataError(f"{path}: this file of {name} is missing; copy it again")
         if path.stat().st_size != expected:
             raise DataError(
-                f"{path}: the file has {path.stat().st_size:,} bytes instead of {expected:,}; it is cut or not {name}: copy it again"
+                f"{path}: the file has {path.stat().st_size:,} bytes instead of {expected:,}; "
+                f"it is cut or not {name}: copy it again"
             )
     return found

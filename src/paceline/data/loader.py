@@ -1,4 +1,4 @@
-"""Brings each step's images to the device: prepared ahead by threads, or cropped there when the whole set lives there."""
+"""Brings each step's images to the device: prepared ahead by threads, or cropped there when the whole set is there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import NoReturn, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -166,37 +167,44 @@ class Synthetic:
 
 def ahead(items: Iterator[Item]) -> Iterator[Item]:
     """The same items, made up to AHEAD before they are asked for by a thread of their own; its faults come through."""
-    made: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(AHEAD)
+    made: queue.Queue[Callable[[], Item]] = queue.Queue(AHEAD)
     stopped = threading.Event()
 
-    def offer(entry: tuple[Item | None, BaseException | None]) -> None:
+    def offer(get: Callable[[], Item]) -> None:
         while not stopped.is_set():
             try:
-                return made.put(entry, timeout=0.1)
+                made.put(get, timeout=0.1)
+                break
             except queue.Full:
                 continue
 
     def work() -> None:
-        try:
-            for item in items:
-                offer((item, None))
-                if stopped.is_set():
-                    return
-            offer((None, StopIteration()))
-        except BaseException as fault:  # noqa: BLE001 - raised again in the thread that asks
-            offer((None, fault))
+        while not stopped.is_set():
+            try:
+                item = next(items)
+            except BaseException as fault:  # noqa: BLE001 - raised again in the thread that asks, the end included
+                offer(partial(_raise, fault))
+                return
+            offer(partial(_same, item))
 
     threading.Thread(target=work, name="images ahead", daemon=True).start()
     try:
         while True:
-            item, fault = made.get()
-            if isinstance(fault, StopIteration):
+            try:
+                item = made.get()()
+            except StopIteration:
                 return
-            if fault is not None:
-                raise fault
-            yield item  # type: ignore[misc]
+            yield item
     finally:
         stopped.set()
+
+
+def _same(item: Item) -> Item:
+    return item
+
+
+def _raise(fault: BaseException) -> NoReturn:
+    raise fault
 
 
 def _endless(prepare: Callable[[int], Item], start: int) -> Iterator[Item]:

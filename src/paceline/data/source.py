@@ -59,7 +59,9 @@ def open_source(plan: Plan, folder: Path | None) -> Source:
             assert folder is not None
             return Source(*(_whole(*_cifar(plan.data.name, folder, files)) for files in CIFAR_FILES[plan.data.name]))
         case Made():
-            return Source(_made(plan, "training", plan.data.images), _made(plan, "validation", plan.data.validation_images))
+            return Source(
+                _made(plan, "training", plan.data.images), _made(plan, "validation", plan.data.validation_images)
+            )
 
 
 def _whole(pictures: Pictures, labels: Numbers) -> Split:
@@ -78,7 +80,9 @@ def _cifar(name: str, folder: Path, files: list[str]) -> tuple[Pictures, Numbers
     classes = 10 if name == "cifar10" else 100
     if labels.max() >= classes:
         where = int(labels.argmax())
-        raise DataError(f"{folder}: record {where} of {files[0]} and on has label {labels[where]}; {name} has {classes} classes")
+        raise DataError(
+            f"{folder}: record {where} of {files[0]} and on has label {labels[where]}; {name} has {classes} classes"
+        )
     pictures = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(pictures), labels
 

@@ -26,16 +26,13 @@ _ZEROED = {
 def initialise(module: nn.Module, init: Init, seed: int) -> None:
     """Set every parameter of a network; the same bits on every machine and placement."""
     for name, part in module.named_modules():
-        match part:
-            case nn.Conv2d():
-                _put(part.weight, _conv(init.conv, part.weight, seed, f"{name}.weight"))
-                if part.bias is not None:
-                    part.bias.zero_()
-            case nn.Linear():
-                _dense(init.dense, part, seed, name)
-            case NormAct():
-                part.weight.fill_(0.0 if part.role in _ZEROED[init.zero_gamma] else 1.0)
-                part.bias.zero_()
+        if isinstance(part, nn.Conv2d):
+            _put(part.weight, _conv(init.conv, part.weight, seed, f"{name}.weight"))
+        elif isinstance(part, nn.Linear):
+            _dense(init.dense, part, seed, name)
+        elif isinstance(part, NormAct):
+            part.weight.fill_(0.0 if part.role in _ZEROED[init.zero_gamma] else 1.0)
+            part.bias.zero_()
 
 
 def _conv(kind: str, weight: Tensor, seed: int, name: str) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Normalisation, optional shortcut and activation as one call; batch statistics belong to the recipe, not to the hardware."""
+"""Normalisation, optional shortcut and activation as one call; batch statistics belong to the recipe."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Role = str
-"""What a norm does in its unit: 'plain', 'branch' (ends the residual branch), 'projected-branch' (the same, in a unit with a
-projection) or 'projection'."""
+"""What a norm does in its unit: 'plain', 'branch' (ends the residual branch), 'projected-branch' (the same, in a unit
+with a projection) or 'projection'."""
 
 
 class Neighbours(Protocol):
@@ -70,7 +70,9 @@ class BatchNormAct(NormAct):
     running_var: Tensor
     pending: Tensor
 
-    def __init__(self, channels: int, momentum: float, epsilon: float, activate: bool = True, role: Role = "plain") -> None:
+    def __init__(
+        self, channels: int, momentum: float, epsilon: float, activate: bool = True, role: Role = "plain"
+    ) -> None:
         super().__init__(channels, activate, role)
         self.momentum, self.epsilon = momentum, epsilon
         self.images = 0
@@ -81,7 +83,9 @@ class BatchNormAct(NormAct):
 
     def normalise(self, x: Tensor) -> Tensor:
         if not self.training:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.epsilon)
+            return F.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.epsilon
+            )
         if self.neighbours is not None:
             return self._across_replicas(x, self.neighbours)
         if self.images == len(x):

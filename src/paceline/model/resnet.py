@@ -121,5 +121,3 @@ def _stages(
             blocks[f"stage{stage}/unit{unit}"] = Unit(inputs, width, stride, shape, make_norm, first)
             inputs = width * 4 if shape.bottleneck else width
     return blocks
-
-

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from paceline.data.loader import MicroBatch
@@ -35,7 +36,9 @@ class Whole:
             norm.images, norm.neighbours = min(plan.norm_batch, plan.micro_batch), neighbours
         self.divisor = torch.tensor(float(plan.global_batch), device=world.device)
         self.parameters = list(self.module.parameters())
-        self._forward: nn.Module = torch.compile(self.module) if plan.placement.compile else self.module  # type: ignore[assignment]
+        self._forward: Callable[[Tensor], Tensor] = (
+            torch.compile(self.module) if plan.placement.compile else self.module
+        )
         colour = torch.tensor([plan.data.mean, plan.data.std], dtype=torch.float64) * 255
         self._mean, self._spread = (row.view(-1, 1, 1).to(world.device, self.dtype) for row in colour)
         smoothing, classes = plan.recipe.loss.label_smoothing, plan.facts.classes
@@ -43,13 +46,13 @@ class Whole:
         self._smoothing = smoothing if plan.recipe.loss.smooth_over == "all" else smoothing * classes / (classes - 1)
 
     def learn(self, share: list[MicroBatch]) -> Tensor:
-        """Forward and backward over this replica's micro-batches; gradients of the summed loss gather. Gives the tally."""
+        """Forward and backward over this replica's micro-batches: summed gradients gather; the tally comes back."""
         tally = torch.zeros(len(TALLY), dtype=self.dtype, device=self.device)
         self.module.train()
         for batch in share:
             scores = self._scores(batch)
             loss = F.cross_entropy(scores, batch.labels, reduction="sum", label_smoothing=self._smoothing)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             hits = (scores.detach().argmax(1) == batch.labels).sum()
             tally += torch.stack([loss.detach(), hits.to(self.dtype)])
         return tally
@@ -75,7 +78,9 @@ class Whole:
 
     def finite(self) -> Tensor:
         """Whether every gradient is a number, as a flag on the device."""
-        return torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None], foreach=True).isfinite()
+        return torch.nn.utils.get_total_norm(
+            [p.grad for p in self.parameters if p.grad is not None], foreach=True
+        ).isfinite()
 
     @torch.inference_mode()
     def judge(self, batch: MicroBatch) -> Tensor:
@@ -85,7 +90,9 @@ class Whole:
         real = torch.arange(len(scores), device=self.device) < batch.count
         losses = F.cross_entropy(scores, batch.labels, reduction="none")
         best = scores.topk(min(5, scores.shape[1]), dim=1).indices == batch.labels[:, None]
-        rows = torch.stack([losses.to(self.dtype), best[:, 0].to(self.dtype), best.any(1).to(self.dtype), real.to(self.dtype)])
+        rows = torch.stack(
+            [losses.to(self.dtype), best[:, 0].to(self.dtype), best.any(1).to(self.dtype), real.to(self.dtype)]
+        )
         return torch.where(real, rows, 0).to(exact(self.device)).sum(1)
 
     def _scores(self, batch: MicroBatch) -> Tensor:
@@ -102,5 +109,3 @@ class Whole:
 def exact(device: torch.device) -> torch.dtype:
     """The widest float of a device, for sums over many images."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-

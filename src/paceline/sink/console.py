@@ -47,7 +47,9 @@ class Terminal(Sink):
             numbers += f"  [red]{row['bad_steps']} bad steps[/red]"
         self._progress.update(self._task, numbers=numbers)
         if not self._console.is_terminal:
-            self._console.print(f"step {row['step']}/{self._plan.steps}  epoch {row['epoch']:.2f}  {numbers}", soft_wrap=True)
+            self._console.print(
+                f"step {row['step']}/{self._plan.steps}  epoch {row['epoch']:.2f}  {numbers}", soft_wrap=True
+            )
 
     def validation(self, row: Row) -> None:
         self._progress.console.print(

@@ -111,7 +111,10 @@ def _run(plan: Plan, launch: Launch, folder: Path, data: Path | None, steps: int
             save(plan, run, state)
     if world.first:
         tensors = {**state.network.module.state_dict(), **state.optimiser.tensors()}
-        save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, folder / "end.safetensors")
+        save_file(
+            {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
+            folder / "end.safetensors",
+        )
     world.close()
 
 

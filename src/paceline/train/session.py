@@ -124,14 +124,17 @@ def _too_large(plan: Plan) -> str:
 def _say_goodbye(plan: Plan, run: Run, step: int, done: bool, console: Console) -> None:
     """What came out, where it is, and what to try next."""
     if not done:
-        console.print(f"Interrupted after step {step} of {plan.steps}; saved. Go on with: paceline resume {run.folder}", soft_wrap=True)
+        console.print(
+            f"Interrupted after step {step} of {plan.steps}; saved. Go on with: paceline resume {run.folder}",
+            soft_wrap=True,
+        )
         return
     rows = run.rows()
     judged, reports = latest(rows, "validation"), latest(rows, "report")
     last: Row = judged[-1]
     console.print(
-        f"\n[bold green]top-1 {last['top1']:.2%}[/bold green], top-5 {last['top5']:.2%} of {last['images']:,} validation "
-        f"images after {plan.epoch(step):.3g} epochs, {reports[-1]['total_seconds']:.1f} s of training.",
+        f"\n[bold green]top-1 {last['top1']:.2%}[/bold green], top-5 {last['top5']:.2%} of {last['images']:,} "
+        f"validation images after {plan.epoch(step):.3g} epochs, {reports[-1]['total_seconds']:.1f} s of training.",
         highlight=False,
         soft_wrap=True,
     )

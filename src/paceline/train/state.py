@@ -92,7 +92,7 @@ def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 @torch.no_grad()
 def _copy(saved: dict[str, Tensor], into: dict[str, Tensor], where: str) -> None:
     if saved.keys() != into.keys():
-        odd = sorted(saved.keys() ^ into.keys())[0]
+        odd = min(saved.keys() ^ into.keys())
         raise RunError(f"{where}: does not fit this network; '{odd}' is in only one of the two")
     for name, tensor in into.items():
         if saved[name].shape != tensor.shape:

@@ -30,7 +30,7 @@ class Signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()
         if self._first_at and now - self._first_at > 0.3:  # launchers may deliver one signal twice
             os._exit(128 + number)
