@@ -1,0 +1,166 @@
+"""Paceline's training loop against a bare hand-written PyTorch loop: same network, batch, precision and augmentation.
+
+Both run in one process, turn by turn: the real `train` loop runs until its next report, then the bare loop does as many
+steps. The bare loop has torch.nn.BatchNorm2d, data on the device, the same crop and flip, and no metrics at all.
+
+    python benchmarks/loop_speed.py --model resnet20 --batch 128
+    python benchmarks/loop_speed.py --device cuda --precision 16.32 --model resnet18
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline import spec
+from paceline.command.job import plan_job
+from paceline.data.loader import open_loader
+from paceline.data.source import open_source
+from paceline.placement import Placement
+from paceline.plan import Plan
+from paceline.recipe import Recipe
+from paceline.record import Row, Run
+from paceline.sink import Sink
+from paceline.train.loop import train
+from paceline.train.session import settle_torch, take_up
+from paceline.train.wishes import Signals, Wishes
+from paceline.world import join
+
+
+class BareUnit(nn.Module):
+    """A basic residual unit as anyone would write it."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, project: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.stride, self.extra = stride, outputs - inputs
+        self.side: nn.Module | None = None
+        if project and (stride != 1 or inputs != outputs):
+            self.side = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)), inplace=True)))
+        if self.side is not None:
+            x = self.side(x)
+        elif self.extra:
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
+        y += x
+        return F.relu(y, inplace=True)
+
+
+def bare_network(model: str) -> nn.Module:
+    """resnet20 (shortcut A) or resnet18 with a 3x3 stem (projections), with torch's own batch norm."""
+    widths, depth, project = ((16, 32, 64), 3, False) if model == "resnet20" else ((64, 128, 256, 512), 2, True)
+    layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU(inplace=True)]
+    inputs = widths[0]
+    for stage, width in enumerate(widths):
+        for unit in range(depth):
+            layers.append(BareUnit(inputs, width, 2 if stage and unit == 0 else 1, project))
+            inputs = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10))
+
+
+class Bare:
+    """The hand-written loop."""
+
+    def __init__(self, plan: Plan, model: str, device: torch.device) -> None:
+        pictures = open_source(plan, None).training
+        self.images = F.pad(torch.tensor(pictures.pictures).permute(0, 3, 1, 2), (4, 4, 4, 4)).permute(0, 2, 3, 1).contiguous().to(device)
+        self.labels = torch.tensor(pictures.labels).to(device)
+        self.mean, self.std = (torch.tensor(c, device=device).view(3, 1, 1) * 255 for c in (plan.data.mean, plan.data.std))
+        self.network = bare_network(model).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.forward = torch.compile(self.network) if plan.placement.compile else self.network
+        self.optimiser = torch.optim.SGD(self.network.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4)
+        self.device, self.batch = device, plan.global_batch
+        self.half = plan.placement.precision == "16.32"
+        self.steps = torch.arange(32, device=device)
+        self.order, self.place = torch.randperm(len(self.labels), device=device), 0
+
+    def step(self) -> None:
+        """One step: pick, crop, flip, forward, backward, update."""
+        if self.place + self.batch > len(self.order):
+            self.order, self.place = torch.randperm(len(self.labels), device=self.device), 0
+        chosen = self.order[self.place : self.place + self.batch]
+        self.place += self.batch
+        down, right = torch.randint(0, 9, (2, self.batch, 1), device=self.device)
+        mirror = torch.randint(0, 2, (self.batch, 1), device=self.device)
+        rows, columns = down + self.steps, right + self.steps + mirror * (31 - 2 * self.steps)
+        images = self.images[chosen[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+        x = (images.float() - self.mean) / self.std
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            scores = self.forward(x)
+        F.cross_entropy(scores.float(), self.labels[chosen]).backward()
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+
+
+class Turns(Sink):
+    """At each report of the Paceline loop, notes its time and lets the bare loop do as many steps."""
+
+    def __init__(self, bare: Bare, steps: int) -> None:
+        self.bare, self.count = bare, steps
+        self.ours: list[float] = []
+        self.theirs: list[float] = []
+        self.start = time.perf_counter()
+
+    def report(self, row: Row) -> None:
+        """The report has just read the device, so Paceline's steps are done."""
+        now = time.perf_counter()
+        self.ours.append(now - self.start)
+        for _ in range(self.count):
+            self.bare.step()
+        if self.bare.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.start = time.perf_counter()
+        self.theirs.append(self.start - now)
+
+
+def measure(options: argparse.Namespace) -> dict[str, object]:
+    model = "{name: resnet18, stem: 3x3}" if options.model == "resnet18" else options.model
+    text = (
+        f"model: {model}\ndata: shapes\nglobal_batch: {options.batch}\nepochs: {(options.turns * options.steps + 0.5) * options.batch / 10_000}\n"
+        "optimiser: {name: momentum, lr: 0.01, nesterov: true}\nweight_decay: {rate: 5e-4}\nschedule: constant\n"
+        f"augment: {{pad: 4, flip: true}}\nreport: {options.steps} steps\nevaluate: {{every: 1000 epochs}}\n"
+    )
+    placement = {"device": options.device, "precision": options.precision, "compile": options.compile, "save": "1000 epochs"}
+    recipe = spec.build(Recipe, spec.read(text, "benchmark"))
+    plan = plan_job("benchmark", recipe, spec.build(Placement, spec.Tree(placement)), None, spec.Tree(), spec.Tree()).plan
+    settle_torch(plan)
+    world = join(plan, None)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(Path(folder), writer=True)
+        turns = Turns(Bare(plan, options.model, world.device), options.steps)
+        loader = open_loader(plan, open_source(plan, None), 0, world.device)
+        train(plan, world, run, take_up(plan, world, run), loader, turns, Wishes(world, Signals(), None))
+    ours, theirs = (statistics.median(times[options.warm :]) / options.steps for times in (turns.ours, turns.theirs))
+    ratios = [b / a for a, b in zip(turns.ours[options.warm :], turns.theirs[options.warm :], strict=True)]
+    return {
+        "model": options.model, "batch": options.batch, "device": options.device, "precision": options.precision,
+        "compile": options.compile, "paceline_images_per_second": round(options.batch / ours),
+        "bare_images_per_second": round(options.batch / theirs), "ratio_median": round(statistics.median(ratios), 4),
+        "ratios": [round(r, 3) for r in ratios], "torch": torch.__version__,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=["resnet20", "resnet18"], default="resnet20")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="32.32")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--steps", type=int, default=10, help="steps of a turn")
+    parser.add_argument("--turns", type=int, default=14)
+    parser.add_argument("--warm", type=int, default=3, help="first turns that do not count")
+    print(json.dumps(measure(parser.parse_args())))
