@@ -62,7 +62,11 @@ class BareUnit(nn.Module):
 def bare_network(model: str) -> nn.Module:
     """resnet20 (shortcut A) or resnet18 with a 3x3 stem (projections), with torch's own batch norm."""
     widths, depth, project = ((16, 32, 64), 3, False) if model == "resnet20" else ((64, 128, 256, 512), 2, True)
-    layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU(inplace=True)]
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, widths[0], 3, 1, 1, bias=False),
+        nn.BatchNorm2d(widths[0]),
+        nn.ReLU(inplace=True),
+    ]
     inputs = widths[0]
     for stage, width in enumerate(widths):
         for unit in range(depth):
@@ -76,12 +80,21 @@ class Bare:
 
     def __init__(self, plan: Plan, model: str, device: torch.device) -> None:
         pictures = open_source(plan, None).training
-        self.images = F.pad(torch.tensor(pictures.pictures).permute(0, 3, 1, 2), (4, 4, 4, 4)).permute(0, 2, 3, 1).contiguous().to(device)
+        self.images = (
+            F.pad(torch.tensor(pictures.pictures).permute(0, 3, 1, 2), (4, 4, 4, 4))
+            .permute(0, 2, 3, 1)
+            .contiguous()
+            .to(device)
+        )
         self.labels = torch.tensor(pictures.labels).to(device)
-        self.mean, self.std = (torch.tensor(c, device=device).view(3, 1, 1) * 255 for c in (plan.data.mean, plan.data.std))
+        self.mean, self.std = (
+            torch.tensor(c, device=device).view(3, 1, 1) * 255 for c in (plan.data.mean, plan.data.std)
+        )
         self.network = bare_network(model).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.forward = torch.compile(self.network) if plan.placement.compile else self.network
-        self.optimiser = torch.optim.SGD(self.network.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4)
+        self.optimiser = torch.optim.SGD(
+            self.network.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4
+        )
         self.device, self.batch = device, plan.global_batch
         self.half = plan.placement.precision == "16.32"
         self.steps = torch.arange(32, device=device)
@@ -114,7 +127,7 @@ class Turns(Sink):
         self.theirs: list[float] = []
         self.start = time.perf_counter()
 
-    def report(self, row: Row) -> None:
+    def report(self, _: Row) -> None:
         """The report has just read the device, so Paceline's steps are done."""
         now = time.perf_counter()
         self.ours.append(now - self.start)
@@ -128,14 +141,22 @@ class Turns(Sink):
 
 def measure(options: argparse.Namespace) -> dict[str, object]:
     model = "{name: resnet18, stem: 3x3}" if options.model == "resnet18" else options.model
+    epochs = (options.turns * options.steps + 0.5) * options.batch / 10_000
     text = (
-        f"model: {model}\ndata: shapes\nglobal_batch: {options.batch}\nepochs: {(options.turns * options.steps + 0.5) * options.batch / 10_000}\n"
+        f"model: {model}\ndata: shapes\nglobal_batch: {options.batch}\nepochs: {epochs}\n"
         "optimiser: {name: momentum, lr: 0.01, nesterov: true}\nweight_decay: {rate: 5e-4}\nschedule: constant\n"
         f"augment: {{pad: 4, flip: true}}\nreport: {options.steps} steps\nevaluate: {{every: 1000 epochs}}\n"
     )
-    placement = {"device": options.device, "precision": options.precision, "compile": options.compile, "save": "1000 epochs"}
+    placement = {
+        "device": options.device,
+        "precision": options.precision,
+        "compile": options.compile,
+        "save": "1000 epochs",
+    }
     recipe = spec.build(Recipe, spec.read(text, "benchmark"))
-    plan = plan_job("benchmark", recipe, spec.build(Placement, spec.Tree(placement)), None, spec.Tree(), spec.Tree()).plan
+    plan = plan_job(
+        "benchmark", recipe, spec.build(Placement, spec.Tree(placement)), None, spec.Tree(), spec.Tree()
+    ).plan
     settle_torch(plan)
     world = join(plan, None)
     with tempfile.TemporaryDirectory() as folder:

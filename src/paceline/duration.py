@@ -72,16 +72,23 @@ class Duration:
 class Rhythm:
     """Something due each time another `every` images were seen, the first time after `offset` more."""
 
-    every: Fraction
-    offset: Fraction
-    global_batch: int
+    every: int
+    offset: int
+    step: int
+    """All three in one unit, so fine that they are whole."""
+
+    @classmethod
+    def of(cls, every: Fraction, offset: Fraction, global_batch: int) -> Rhythm:
+        """A rhythm of images for steps of `global_batch` images."""
+        unit = math.lcm(every.denominator, offset.denominator)
+        return cls(int(every * unit), int(offset * unit), global_batch * unit)
 
     def due(self, step: int) -> bool:
         """Whether one of the marks was reached by step number `step` (1 is the first) and not before it."""
         return step > 0 and self._marks(step) > max(self._marks(step - 1), 0 if self.offset == 0 else -1)
 
     def _marks(self, step: int) -> int:
-        return math.floor((step * self.global_batch - self.offset) / self.every)
+        return (step * self.step - self.offset) // self.every
 
 
 @dataclass(frozen=True)

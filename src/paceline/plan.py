@@ -70,6 +70,11 @@ class Plan:
         """Optimiser steps of the whole run."""
         return max(1, math.floor(Fraction(str(self.recipe.epochs)) * self.epoch_images / self.global_batch))
 
+    @cached_property
+    def warm_steps(self) -> int:
+        """Steps in which the learning rate climbs."""
+        return math.floor(self.steps_in(self.recipe.schedule.warmup))
+
     @property
     def norm_batch(self) -> int | None:
         """Images that share a batch-norm statistic; None where the norm sees one image."""
@@ -117,7 +122,7 @@ class Plan:
     def rhythm(self, every: Duration, offset: Duration | None = None) -> Rhythm:
         """When something comes back that is due every so often."""
         start = self.images_in(offset) if offset else Fraction(0)
-        return Rhythm(self.images_in(every), start, self.global_batch)
+        return Rhythm.of(self.images_in(every), start, self.global_batch)
 
 
 def make_plan(

@@ -10,8 +10,7 @@ from paceline.recipe import Constant, Cosine, Exponential, Polynomial, Stepped
 
 def lr(plan: Plan, step: int) -> float:
     """The learning rate of step number `step`, counted from 0."""
-    peak, steps, schedule = plan.peak_lr, plan.steps, plan.recipe.schedule
-    warm = math.floor(plan.steps_in(schedule.warmup))
+    peak, steps, warm, schedule = plan.peak_lr, plan.steps, plan.warm_steps, plan.recipe.schedule
     if isinstance(schedule, Polynomial):
         return _polynomial(schedule, peak, step + schedule.first, steps, warm)
     climb = step / warm if step < warm else 1.0

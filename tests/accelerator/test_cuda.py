@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from paceline import checkpoint, keyed
+from paceline import checkpoint, keyed, shipped, spec
 from paceline.data import augment
 from paceline.recipe import Recipe
-from paceline import spec
 
 pytestmark = [
     pytest.mark.accelerator,
@@ -26,7 +25,9 @@ pytestmark = [
 
 
 def test_keyed_numbers_have_the_same_bits_on_cuda():
-    positions = np.concatenate([np.arange(5000), 2**40 + np.arange(5000), np.array([2**62, 2**63 - 1])]).astype(np.int64)
+    positions = np.concatenate([np.arange(5000), 2**40 + np.arange(5000), np.array([2**62, 2**63 - 1])]).astype(
+        np.int64
+    )
     key = keyed.key(7, "test")
     host = keyed.words(key, positions, 3)
     device = keyed.words(key, torch.tensor(positions, device="cuda"), 3)
@@ -37,8 +38,7 @@ def test_keyed_numbers_have_the_same_bits_on_cuda():
 
 
 def test_crops_on_the_device_have_the_host_pixels():
-    text = "model: resnet8\nglobal_batch: 8\nepochs: 1\noptimiser: {name: sgd, lr: 1}\nschedule: constant\naugment: {pad: 4, flip: true}\n"
-    recipe = spec.build(Recipe, spec.read(text, "test"))
+    recipe = spec.build(Recipe, shipped.tree("recipes", "cifar10/resnet20"))
     pictures = keyed.words(1, np.arange(20 * 32 * 32 * 3, dtype=np.int64))[0].astype(np.uint8).reshape(20, 32, 32, 3)
     wide, numbers = augment.widen(pictures, recipe.augment), np.arange(19, -1, -1)
     moves = augment.draw(recipe, np.arange(100, 120, dtype=np.int64))
@@ -54,7 +54,15 @@ def _weights(run: Path) -> str:
 
 
 def test_a_deterministic_run_killed_and_resumed_on_cuda_is_bitwise_the_same(tmp_path):
-    words = ["train", "shapes/resnet8", "epochs=2", "on.device=cuda", "on.deterministic=true", "on.save=10 steps", "on.keep_last=100"]
+    words = [
+        "train",
+        "shapes/resnet8",
+        "epochs=2",
+        "on.device=cuda",
+        "on.deterministic=true",
+        "on.save=10 steps",
+        "on.keep_last=100",
+    ]
     command = [sys.executable, "-m", "paceline"]
     subprocess.run([*command, *words, "--out", str(tmp_path / "whole")], check=True)
     part = subprocess.Popen([*command, *words, "--out", str(tmp_path / "part")])

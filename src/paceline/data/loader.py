@@ -23,6 +23,8 @@ from paceline.plan import Plan
 Item = TypeVar("Item")
 AHEAD = 4
 """Steps that are prepared before they are needed."""
+GATHERED = 4096
+"""Images that are cropped and flipped on the device at a time."""
 
 
 @dataclass(frozen=True)
@@ -67,20 +69,24 @@ class Resident:
         return torch.tensor(wide, device=self._device), torch.tensor(split.labels, device=self._device)
 
     def training(self, start: int) -> Iterator[list[MicroBatch]]:
-        """One gather a step, then cut into micro-batches."""
-        order, recipe = training_order(self._plan), self._plan.recipe
+        """One gather for a few steps, then cut into micro-batches: a small network's steps are shorter than a gather's
+        kernels take to launch."""
+        order, plan = training_order(self._plan), self._plan
+        passes = len(share(plan, 0, self._replica))
+        steps = max(1, GATHERED // max(1, passes * plan.micro_batch))
 
-        def prepare(step: int) -> Tensor:
-            parts = share(self._plan, step, self._replica)
+        def prepare(chunk: int) -> Tensor:
+            first = start + chunk * steps
+            parts = [part for step in range(first, first + steps) for part in share(plan, step, self._replica)]
             positions = np.concatenate(parts) if parts else np.empty(0, np.int64)
-            return _pinned(np.vstack([order.images(positions), augment.draw(recipe, positions)]), self._device)
+            return _pinned(np.vstack([order.images(positions), augment.draw(plan.recipe, positions)]), self._device)
 
-        for numbers in ahead(_endless(prepare, start)):
+        for numbers in ahead(_endless(prepare, 0)):
             images, labels = self._cut(0, numbers)
-            size = self._plan.micro_batch
-            yield [
-                MicroBatch(i, n, size) for i, n in zip(images.split(size), labels.split(size), strict=True) if len(n)
-            ]
+            cut = zip(images.split(plan.micro_batch), labels.split(plan.micro_batch), strict=True)
+            batches = [MicroBatch(i, n, plan.micro_batch) for i, n in cut]
+            for step in range(steps):
+                yield batches[step * passes : (step + 1) * passes]
 
     def validation(self) -> Iterator[MicroBatch]:
         """Every image once; the last batch is padded to keep one shape, and says how many are real."""

@@ -62,13 +62,12 @@ class GroupNormAct(NormAct):
 class BatchNormAct(NormAct):
     """Normalisation over `images` images of each channel: neighbours in a micro-batch, or across neighbouring replicas.
 
-    Running statistics do not move in a forward pass. Each norm group adds its mean and unbiased variance to `pending`;
-    `settle` moves the running statistics once per optimiser step, whatever the number of passes.
+    Running statistics do not move in a forward pass. Each norm group leaves its mean and unbiased variance in
+    `pending`; `Statistics` moves the running statistics once per optimiser step, whatever the number of passes.
     """
 
     running_mean: Tensor
     running_var: Tensor
-    pending: Tensor
 
     def __init__(
         self, channels: int, momentum: float, epsilon: float, activate: bool = True, role: Role = "plain"
@@ -79,7 +78,8 @@ class BatchNormAct(NormAct):
         self.neighbours: Neighbours | None = None
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
-        self.register_buffer("pending", torch.zeros(2, channels), persistent=False)
+        self.pending: list[tuple[Tensor, Tensor]] = []
+        self.used = 0
 
     def normalise(self, x: Tensor) -> Tensor:
         if not self.training:
@@ -93,15 +93,22 @@ class BatchNormAct(NormAct):
         return torch.cat([self._one_group(group) for group in x.split(self.images)])
 
     def _one_group(self, x: Tensor) -> Tensor:
-        # With momentum 1, torch's own kernel leaves this group's mean and unbiased variance in the two rows.
-        seen = torch.zeros_like(self.pending)
-        y = F.batch_norm(x, seen[0], seen[1], self.weight, self.bias, True, 1.0, self.epsilon)
-        self.pending.add_(seen)
-        return y
+        # With momentum 1, torch's own kernel leaves this group's mean and unbiased variance in the two tensors.
+        if torch.compiler.is_compiling():  # one graph for every pass: add to the first place instead of counting places
+            mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+            y = F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.epsilon)
+            self.pending[0][0].add_(mean)
+            self.pending[0][1].add_(var)
+            return y
+        mean, var = self.pending[self.used]
+        self.used += 1
+        return F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.epsilon)
 
     def _across_replicas(self, x: Tensor, neighbours: Neighbours) -> Tensor:
         y, seen = _SharedNorm.apply(x, self.weight, self.bias, self.epsilon, neighbours)  # type: ignore[no-untyped-call]
-        self.pending.add_(seen / neighbours.count)  # each neighbour adds its part of the one group
+        mean, var = seen / neighbours.count  # each neighbour leaves its part of the one group
+        self.pending[0][0].add_(mean)
+        self.pending[0][1].add_(var)
         assert isinstance(y, Tensor)
         return y
 
@@ -144,25 +151,39 @@ def _wide(values: Tensor) -> Tensor:
 
 
 class Statistics:
-    """The running statistics of all batch norms of a network: collected over a step, moved once."""
+    """The statistics of all batch norms of a network: gathered over a step in one row, moved once.
 
-    def __init__(self, module: nn.Module) -> None:
+    The norms' running statistics and the places their groups write to are views of two flat tensors, so that a step
+    needs a handful of kernels, not a handful for each norm. `passes` is how many groups a norm sees in one step.
+    """
+
+    def __init__(self, module: nn.Module, passes: int) -> None:
         self.norms = [m for m in module.modules() if isinstance(m, BatchNormAct)]
-        self.sizes = [2 * len(m.weight) for m in self.norms]
+        if not self.norms:
+            return
+        running = [t for m in self.norms for t in (m.running_mean, m.running_var)]
+        sizes = [len(t) for t in running]
+        self._running = torch.cat(running)
+        self._pending = self._running.new_zeros(passes, sum(sizes))
+        views, places = self._running.split(sizes), [row.split(sizes) for row in self._pending]
+        for number, norm in enumerate(self.norms):
+            here = slice(2 * number, 2 * number + 2)
+            norm.running_mean, norm.running_var = views[here]
+            norm.pending = [tuple(row[here]) for row in places]
 
     def collect(self) -> Tensor | None:
         """This replica's sums over the norm groups of the step, in one row; None where no norm keeps any."""
         if not self.norms:
             return None
-        return torch.cat([m.pending.flatten() for m in self.norms])
+        for norm in self.norms:
+            norm.used = 0
+        return self._pending[0] if len(self._pending) == 1 else self._pending.sum(0)
 
     @torch.no_grad()
-    def settle(self, sums: Tensor | None, groups: int, finite: Tensor) -> None:
-        """Move towards the mean over all groups of the step, where the step is finite."""
+    def settle(self, sums: Tensor | None, groups: int, bad: Tensor) -> None:
+        """Move towards the mean over all groups of the step, unless the step is bad."""
         if sums is None:
             return
-        running = [t for m in self.norms for t in (m.running_mean, m.running_var)]
-        old = torch.cat(running)
-        new = torch.where(finite, torch.lerp(old, sums / groups, self.norms[0].momentum), old)
-        torch._foreach_copy_(running, new.split([len(t) for t in running]))
-        torch._foreach_zero_([m.pending for m in self.norms])
+        moved = torch.lerp(self._running, sums / groups, self.norms[0].momentum)
+        self._running.copy_(torch.where(bad > 0, self._running, moved))
+        self._pending.zero_()

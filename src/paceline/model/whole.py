@@ -29,11 +29,12 @@ class Whole:
         self.dtype = torch.float64 if plan.placement.precision == "64.64" else torch.float32
         module = build_network(plan.recipe, plan.facts)
         self.module = module.to(world.device, self.dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.statistics = Statistics(self.module)
+        self.statistics = Statistics(self.module, plan.rounds * plan.norm_groups)
         neighbours = world.neighbours(plan.norm_replicas)
         for norm in self.statistics.norms:
             assert plan.norm_batch is not None
             norm.images, norm.neighbours = min(plan.norm_batch, plan.micro_batch), neighbours
+        self._one = torch.ones((), device=world.device)
         self.divisor = torch.tensor(float(plan.global_batch), device=world.device)
         self.parameters = list(self.module.parameters())
         self._forward: Callable[[Tensor], Tensor] = (
@@ -47,15 +48,19 @@ class Whole:
 
     def learn(self, share: list[MicroBatch]) -> Tensor:
         """Forward and backward over this replica's micro-batches: summed gradients gather; the tally comes back."""
-        tally = torch.zeros(len(TALLY), dtype=self.dtype, device=self.device)
-        self.module.train()
+        losses: list[Tensor] = []
+        hits: list[Tensor] = []
+        if not self.module.training:
+            self.module.train()
         for batch in share:
             scores = self._scores(batch)
             loss = F.cross_entropy(scores, batch.labels, reduction="sum", label_smoothing=self._smoothing)
             loss.backward()
-            hits = (scores.detach().argmax(1) == batch.labels).sum()
-            tally += torch.stack([loss.detach(), hits.to(self.dtype)])
-        return tally
+            losses.append(loss.detach())
+            hits.append((scores.detach().argmax(1) == batch.labels).sum(dtype=self.dtype))
+        if not share:
+            return torch.zeros(len(TALLY), dtype=self.dtype, device=self.device)
+        return torch.stack([sum(losses[1:], losses[0]), sum(hits[1:], hits[0])])
 
     def share(self, world: World, tally: Tensor, wishes: Tensor | None) -> tuple[Tensor | None, Tensor, Tensor | None]:
         """Add up gradients, norm sums, tally and wishes over the replicas in one exchange."""
@@ -76,16 +81,19 @@ class Whole:
         torch._foreach_copy_(gradients, shaped)
         return sums, tally, wishes
 
-    def finite(self) -> Tensor:
-        """Whether every gradient is a number, as a flag on the device."""
-        return torch.nn.utils.get_total_norm(
-            [p.grad for p in self.parameters if p.grad is not None], foreach=True
-        ).isfinite()
+    def bad(self) -> Tensor:
+        """1 where some gradient is not a finite number, else 0, on the device."""
+        found = torch.zeros((), device=self.device)
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        # The check that torch's own gradient scaler makes: one pass over all gradients, and no wait.
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, self._one)
+        return found
 
     @torch.inference_mode()
     def judge(self, batch: MicroBatch) -> Tensor:
         """Loss, top-1 and top-5 hits and number of the real images of a batch, summed in float64 where there is one."""
-        self.module.eval()
+        if self.module.training:
+            self.module.eval()
         scores = self._scores(batch)
         real = torch.arange(len(scores), device=self.device) < batch.count
         losses = F.cross_entropy(scores, batch.labels, reduction="none")

@@ -6,57 +6,55 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.optim.sgd import sgd
 
 from paceline.recipe import Momentum, Recipe, Sgd, WeightDecay
 
 
 class Optimiser:
-    """torch's fused SGD: one call that divides the summed gradients, decays, and skips a step that is not finite.
+    """Gradient descent with or without momentum, by torch's fused kernel.
 
-    Gradients are sums over images; the division by their number and the decision to skip happen in the kernel, so the
-    host never waits.
+    Gradients are sums over images; the division by their number and the decision to skip a step that is not finite
+    happen in the kernel, so the host never waits.
     """
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], recipe: Recipe) -> None:
-        self.named = dict(parameters)
-        decayed = {name: p for name, p in self.named.items() if decays(recipe.weight_decay, name, p)}
-        kept = {name: p for name, p in self.named.items() if name not in decayed}
-        groups = [
-            {"params": list(decayed.values()), "weight_decay": recipe.weight_decay.rate},
-            {"params": list(kept.values()), "weight_decay": 0.0},
-        ]
-        momentum, nesterov = 0.0, False
-        match recipe.optimiser:
-            case Momentum(momentum=momentum, nesterov=nesterov):
-                pass
-            case Sgd():
-                pass
-        self._sgd = torch.optim.SGD(
-            [group for group in groups if group["params"]], lr=0.0, momentum=momentum, nesterov=nesterov, fused=True
-        )
-        if momentum:
-            for parameter in self.named.values():
-                # Zeros rather than nothing: torch would leave them unset if the very first step is skipped.
-                self._sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        self._momentum, self._nesterov = _kind(recipe.optimiser)
+        named = dict(parameters)
+        self._buffers = {name: torch.zeros_like(p) for name, p in named.items()} if self._momentum else {}
+        self._groups: list[tuple[float, list[Tensor], list[Tensor | None]]] = []
+        for rate in sorted({recipe.weight_decay.rate, 0.0}):
+            names = [n for n, p in named.items() if decays(recipe.weight_decay, n, p) == (rate > 0)]
+            if names:
+                self._groups.append((rate, [named[n] for n in names], [self._buffers.get(n) for n in names]))
 
-    def step(self, lr: float, divisor: Tensor, finite: Tensor) -> None:
-        """Move the weights by gradients / divisor, unless `finite` says no."""
-        for group in self._sgd.param_groups:
-            group["lr"] = lr
-        self._sgd.grad_scale = divisor  # type: ignore[attr-defined]
-        self._sgd.found_inf = (~finite).to(divisor.dtype)  # type: ignore[attr-defined]
-        self._sgd.step()
-        self._sgd.zero_grad(set_to_none=True)
+    @torch.no_grad()
+    def step(self, lr: float, divisor: Tensor, bad: Tensor) -> None:
+        """Move the weights by gradients / divisor, unless the step is bad, and let the gradients go."""
+        for rate, parameters, buffers in self._groups:
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            sgd(
+                parameters, gradients, buffers, fused=True, foreach=False, grad_scale=divisor, found_inf=bad,
+                weight_decay=rate, momentum=self._momentum, lr=lr, dampening=0.0, nesterov=self._nesterov,
+                maximize=False,
+            )  # fmt: skip
+            for parameter in parameters:
+                parameter.grad = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything it carries from step to step, by name."""
-        return {
-            f"{name}.momentum": self._sgd.state[p]["momentum_buffer"]
-            for name, p in self.named.items()
-            if "momentum_buffer" in self._sgd.state[p]
-        }
+        return {f"{name}.momentum": buffer for name, buffer in self._buffers.items()}
+
+
+def _kind(optimiser: Sgd | Momentum) -> tuple[float, bool]:
+    match optimiser:
+        case Sgd():
+            return 0.0, False
+        case Momentum():
+            return optimiser.momentum, optimiser.nesterov
 
 
 def decays(decay: WeightDecay, name: str, parameter: Tensor) -> bool:
     """Whether weight decay pulls at this parameter."""
-    return not (any(word in name for word in decay.skip_names) or parameter.dim() in decay.skip_dimensions)
+    skipped = any(word in name for word in decay.skip_names) or parameter.dim() in decay.skip_dimensions
+    return decay.rate > 0 and not skipped

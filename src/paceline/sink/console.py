@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 
 from rich.console import Console
@@ -27,6 +28,7 @@ class Terminal(Sink):
             console=console,
             disable=not console.is_terminal,
         )
+        self._shown = 0.0
         self._task = self._progress.add_task("training", total=plan.steps, completed=step, numbers="")
 
     def __enter__(self) -> Terminal:
@@ -39,13 +41,16 @@ class Terminal(Sink):
         self._progress.stop()
 
     def step(self, step: int) -> None:
-        self._progress.update(self._task, completed=step)
+        now = time.monotonic()
+        if now - self._shown > 0.1:  # a small network makes hundreds of steps a second
+            self._progress.update(self._task, completed=step)
+            self._shown = now
 
     def report(self, row: Row) -> None:
         numbers = f"loss {row['loss']:.4f}  top-1 {row['top1']:.2%}  {row['images_per_second']:,.0f} images/s"
         if row["bad_steps"]:
             numbers += f"  [red]{row['bad_steps']} bad steps[/red]"
-        self._progress.update(self._task, numbers=numbers)
+        self._progress.update(self._task, completed=row["step"], numbers=numbers)
         if not self._console.is_terminal:
             self._console.print(
                 f"step {row['step']}/{self._plan.steps}  epoch {row['epoch']:.2f}  {numbers}", soft_wrap=True

@@ -44,7 +44,7 @@ class Clock:
     def report(self, state: State) -> dict[str, Any]:
         """The row of a report, and the sums start anew. The one place where the host waits for the device."""
         plan = self._plan
-        sums = torch.cat([state.tally, state.last, state.bad_steps.to(state.tally.dtype)[None]]).tolist()
+        sums = torch.cat([state.tally, state.last, state.bad_steps[None]]).tolist()
         now = time.perf_counter()
         seconds = max(now - self._mark - self._judged, 1e-9)
         self._total += now - self._mark

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from paceline import schedule
 from paceline.data.loader import Loader, MicroBatch
 from paceline.plan import Plan
@@ -51,12 +49,11 @@ def update(plan: Plan, world: World, state: State, share: list[MicroBatch], wish
     network = state.network
     tally = network.learn(share)  # forward and backward, leaving summed gradients
     sums, tally, heard = network.share(world, tally, wishes.ask(tally.dtype))  # added up over the replicas
-    finite = network.finite()
-    state.optimiser.step(schedule.lr(plan, state.step), network.divisor, finite)
-    network.statistics.settle(sums, plan.norm_total, finite)
-    with torch.no_grad():
-        state.last.copy_(tally)
-        state.tally += state.last
-        state.bad_steps += ~finite
+    bad = network.bad()  # decided on the device: a step that is not finite changes nothing
+    state.optimiser.step(schedule.lr(plan, state.step), network.divisor, bad)
+    network.statistics.settle(sums, plan.norm_total, bad)
+    state.last.copy_(tally)
+    state.tally += state.last
+    state.bad_steps += bad
     wishes.hear(heard)
     state.step += 1

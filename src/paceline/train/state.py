@@ -42,7 +42,7 @@ def fresh(plan: Plan, world: World) -> State:
     network = Whole(plan, world)
     optimiser = Optimiser(network.module.named_parameters(), plan.recipe)
     sums = torch.zeros(2, len(TALLY), dtype=exact(world.device), device=world.device)
-    return State(network, optimiser, sums[0], sums[1], torch.zeros((), dtype=torch.int64, device=world.device))
+    return State(network, optimiser, sums[0], sums[1], sums.new_zeros(()))
 
 
 def begin(state: State, plan: Plan) -> State:
