@@ -1,0 +1,72 @@
+"""What the tests share: settings made in a line, and the command line as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import spec
+from paceline.command.job import plan_job
+from paceline.placement import Placement
+from paceline.plan import Plan
+from paceline.recipe import Recipe
+
+SMALL = """
+model: resnet8
+data: {name: generated, images: 96, validation_images: 37, classes: 10, side: 8}
+global_batch: 16
+norm_batch: 4
+epochs: 1
+optimiser: {name: momentum, lr: 0.1}
+schedule: constant
+augment: {pad: 1, flip: true}
+report: 1 steps
+"""
+"""A recipe small enough to train in a test."""
+
+
+def make_recipe(*words: str, text: str = SMALL) -> Recipe:
+    """A recipe from a page and overrides."""
+    tree = spec.read(text, "test.yaml")
+    for word in words:
+        spec.override(tree, word, Recipe)
+    return spec.build(Recipe, tree)
+
+
+def make_plan(*words: str, text: str = SMALL) -> Plan:
+    """A plan from a page and overrides; on.* words place it, on the CPU unless they say otherwise."""
+    placed = spec.Tree({"device": "cpu"}, {(): "test"})
+    for word in words:
+        if word.startswith("on."):
+            spec.override(placed, word.removeprefix("on."), Placement)
+    recipe = make_recipe(*(word for word in words if not word.startswith("on.")), text=text)
+    return plan_job("test", recipe, spec.build(Placement, placed), None, spec.Tree(), placed).plan
+
+
+Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def paceline(tmp_path: Path) -> Paceline:
+    """Runs the command line in an empty folder, as a user would."""
+
+    def run(*words: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "paceline", *words],
+            capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
+            env=environment() | (env or {}), **options,
+        )  # fmt: skip
+
+    return run
+
+
+def environment() -> dict[str, str]:
+    """This environment without what a launcher, or the user's data folders, would add."""
+    drop = {"RANK", "WORLD_SIZE", "DATA_DIR", "DATASETS_DIR", "SLURM_NTASKS"}
+    return {key: value for key, value in os.environ.items() if key not in drop} | {"OMP_NUM_THREADS": "1"}
