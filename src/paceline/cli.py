@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ import typer
 
 from paceline import __version__
 from paceline.errors import UserError
+from paceline.launch import OURS, launched
 
 app = typer.Typer(
     name="paceline",
@@ -155,7 +157,12 @@ def main() -> None:
     try:
         app()
     except UserError as fault:
-        print(f"error: {fault}", file=sys.stderr)
+        launch = launched()
+        if launch is not None and OURS in os.environ:
+            if launch.rank == 0:
+                Path(os.environ[OURS]).write_text(str(fault))
+        elif launch is None or launch.rank == 0:  # one line, not one for each replica
+            print(f"error: {fault}", file=sys.stderr)
         sys.exit(fault.status)
     except BrokenPipeError:
         sys.stderr.close()

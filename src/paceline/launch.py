@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from paceline.errors import PlanError
 
+OURS = "PACELINE_TOLD"
+"""Set for replicas that Paceline started itself: the file in which the first one leaves the line its parent prints."""
+
 
 @dataclass(frozen=True)
 class Launch:

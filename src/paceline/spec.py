@@ -89,7 +89,9 @@ def build(model: type[Kind], tree: Tree) -> Kind:
     try:
         return model.model_validate_json(json.dumps(values))
     except ValidationError as fault:
-        messages = [_message(error, tree, values, model) for error in fault.errors(include_url=False)]
+        # What is written wrongly comes before what is missing: a misspelt key is often both.
+        errors = sorted(fault.errors(include_url=False), key=lambda error: error["type"] == "missing")
+        messages = [_message(error, tree, values, model) for error in errors]
         more = f" (and {len(messages) - 1} more)" if len(messages) > 1 else ""
         raise SpecError(messages[0] + more) from None
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+import shutil
 import signal
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,11 +23,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from paceline.errors import INTERRUPTED, Broken
-from paceline.launch import Launch
+from paceline.launch import OURS, Launch
 from paceline.plan import Plan
-
-OURS = "PACELINE_STARTED"
-"""Set for replicas that Paceline started itself: the parent then speaks to the user."""
 
 
 @dataclass
@@ -76,7 +77,8 @@ class World:
         try:
             work()
         except RuntimeError as fault:
-            raise Broken(f"{self._missing()} ({str(fault).splitlines()[0][:120]})") from None
+            detail = re.sub(r"^\[[^\]]*\]\s*", "", str(fault).splitlines()[0])[:100]
+            raise Broken(f"{self._missing()} ({detail}); what was saved is whole") from None
 
     def _missing(self) -> str:
         """After a failed exchange: who does not answer a roll call."""
@@ -165,7 +167,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def start_replicas(count: int, words: Sequence[str], timeout: float) -> int:
+def start_replicas(count: int, words: Sequence[str]) -> int:
     """Start `count` processes of this same command through torch's elastic launcher; returns the exit status."""
     import logging  # noqa: PLC0415 - only the launching process needs these
 
@@ -173,11 +175,11 @@ def start_replicas(count: int, words: Sequence[str], timeout: float) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415
 
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    os.environ[OURS] = "1"
+    logging.disable(logging.ERROR)  # the launcher's own notes on signals and dead workers; ours are one line each
+    told = Path(tempfile.mkdtemp(prefix="paceline-")) / "told"
+    os.environ[OURS] = str(told)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(int(timeout)))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "60")  # time to finish the step and save
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     config = LaunchConfig(
@@ -196,14 +198,15 @@ def start_replicas(count: int, words: Sequence[str], timeout: float) -> int:
     except SignalException:
         return INTERRUPTED
     except ChildFailedError as fault:
-        return _explain(fault)
-    return 0
-
-
-def _explain(fault: Any) -> int:
-    """The exit status of the replica that failed first; a death by signal is told, other faults it told itself."""
-    rank, failure = fault.get_first_failure()
-    if failure.exitcode >= 0:
+        rank, failure = fault.get_first_failure()
+        if failure.exitcode < 0:
+            name = signal.Signals(-failure.exitcode).name
+            raise Broken(
+                f"replica {rank} was killed by {name}; the others were stopped, and what was saved is whole"
+            ) from None
+        if told.is_file():
+            print(f"error: {told.read_text()}", file=sys.stderr)  # noqa: T201 - the replica's one line
         return int(failure.exitcode)
-    name = signal.Signals(-failure.exitcode).name
-    raise Broken(f"replica {rank} was killed by {name}, and the others were stopped; what was saved is whole")
+    finally:
+        shutil.rmtree(told.parent, ignore_errors=True)
+    return 0

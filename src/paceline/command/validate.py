@@ -16,9 +16,8 @@ from paceline.record import Run, latest
 
 def run(folder: Path, words: list[str], which: str | None, every: bool, data: Path | None, as_json: bool) -> int:
     """Judge the newest checkpoint, a chosen one, or all that were not judged yet; the record gets a row for each."""
-    job = stored_job(
-        folder, words if any(w.startswith("on.replicas") for w in words) else [*words, "on.replicas=auto"], data
-    )
+    # Judging needs none of the layout that training had: what is not asked for, this machine decides.
+    job = stored_job(folder, ["on.replicas=auto", "on.micro_batch=auto", *words], data)
     started = run_replicas(job)
     if started is not None:
         return started

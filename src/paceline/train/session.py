@@ -13,7 +13,7 @@ from paceline import checkpoint
 from paceline.data.loader import open_loader
 from paceline.data.source import open_source
 from paceline.errors import INTERRUPTED, Broken, RunError, UserError
-from paceline.launch import Launch
+from paceline.launch import OURS, Launch
 from paceline.machine import Machine
 from paceline.plan import Plan
 from paceline.record import Row, Run, latest, start_row
@@ -23,7 +23,7 @@ from paceline.sink.csv import Csv
 from paceline.train.loop import train
 from paceline.train.state import State, begin, fresh, restore
 from paceline.train.wishes import Signals, Wishes
-from paceline.world import OURS, World, join
+from paceline.world import World, join
 
 
 def work(plan: Plan, launch: Launch | None, machine: Machine, folder: Path, data: Path | None, console: Console) -> int:

@@ -1,0 +1,215 @@
+"""The command line from outside: what a user types, sees and gets."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import SMALL, Paceline, environment
+from paceline import __version__
+from paceline.record import latest, rows_of
+
+COMMANDS = ("train", "resume", "validate", "plan", "verify", "recipes", "models")
+
+
+def small(folder: Path) -> str:
+    (folder / "small.yaml").write_text(SMALL)
+    return "small.yaml"
+
+
+@pytest.fixture
+def trained(paceline: Paceline, tmp_path: Path) -> Path:
+    done = paceline("train", small(tmp_path), "epochs=3", "--out", "run", "on.keep_last=9", "on.save=6 steps")
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "run"
+
+
+def test_version_and_help_of_every_command(paceline: Paceline) -> None:
+    assert paceline("--version").stdout == f"paceline {__version__}\n"
+    listing = paceline("--help").stdout
+    for command in COMMANDS:
+        assert command in listing
+        shown = paceline(command, "--help").stdout
+        assert f"Example: paceline {command}" in " ".join(shown.split())
+
+
+def test_train_leaves_a_complete_run_folder(trained: Path) -> None:
+    rows = rows_of(trained)
+    assert [row["kind"] for row in rows][:1] == ["start"]
+    assert rows[-1] == {"kind": "end", "step": 18}
+    start = rows[0]
+    assert start["versions"]["torch"]
+    assert start["placement"]["micro_batch"] == 16
+    assert [row["step"] for row in latest(rows, "report")] == list(range(1, 19))
+    assert [row["step"] for row in latest(rows, "validation")] == [6, 12, 18]
+    assert all(row["images"] == 37 for row in latest(rows, "validation"))
+    assert sorted(child.name for child in (trained / "checkpoints").iterdir()) == [
+        f"step-{step:09d}" for step in (0, 6, 12, 18)
+    ]
+    with (trained / "training.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert list(table[0]) == [
+        "step", "iteration", "epoch", "lr", "loss_batch", "loss_avg", "train_acc_batch", "train_acc_avg", "it_time",
+        "img_per_sec", "total_time",
+    ]  # fmt: skip
+    assert len(table) == 18
+    with (trained / "validation.csv").open() as file:
+        assert [row["val_size"] for row in csv.DictReader(file)] == ["37"] * 3
+
+
+def test_train_without_words_is_the_demo(paceline: Paceline, tmp_path: Path) -> None:
+    done = paceline("train", "epochs=0.02", "on.micro_batch=128")
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.startswith("shapes-resnet8-")
+    assert f"Run folder: runs/{run.name}" in done.stdout
+    assert "Next:" in done.stdout
+
+
+def test_train_again_in_the_same_folder_goes_on_and_another_recipe_is_refused(
+    paceline: Paceline, trained: Path
+) -> None:
+    again = paceline("train", "small.yaml", "epochs=3", "--out", "run")
+    assert again.returncode == 0
+    assert "complete" in again.stdout
+    other = paceline("train", "small.yaml", "epochs=4", "--out", "run")
+    assert other.returncode == 2
+    assert "epochs: 3.0 -> 4.0" in other.stderr
+
+
+def test_validate_judges_from_the_run_alone(paceline: Paceline, trained: Path) -> None:
+    in_training = latest(rows_of(trained), "validation")
+    newest = json.loads(paceline("validate", "run", "--json").stdout)
+    assert [row["step"] for row in newest] == [18]
+    assert newest[0]["loss"] == in_training[-1]["loss"]
+    chosen = json.loads(paceline("validate", "run", "--checkpoint", "6", "--json").stdout)
+    assert chosen[0]["top1"] == in_training[0]["top1"]
+    rest = json.loads(paceline("validate", "run", "--all", "--json").stdout)
+    assert [row["step"] for row in rest] == [0]
+    assert json.loads(paceline("validate", "run", "--all", "--json").stdout) == []
+    wrong = paceline("validate", "run", "--checkpoint", "7")
+    assert wrong.returncode == 2
+    assert "there is 0, 6, 12, 18" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("on.replicas=3", "on.micro_batch=4"), ("on.micro_batch=4",), ("on.micro_batch=16",)]
+)
+def test_validation_counts_every_image_once_on_any_placement(
+    paceline: Paceline, trained: Path, words: tuple[str, ...]
+) -> None:
+    done = paceline("validate", "run", "--json", *words)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert row["images"] == 37
+    assert row["loss"] == pytest.approx(latest(rows_of(trained), "validation")[-1]["loss"], rel=1e-4)
+
+
+def test_resume_takes_placement_words_only(paceline: Paceline, trained: Path) -> None:
+    refused = paceline("resume", "run", "epochs=5")
+    assert refused.returncode == 2
+    assert "only on.* words may change" in refused.stderr
+    assert paceline("resume", "run", "on.micro_batch=4").returncode == 0
+
+
+def test_a_resume_that_changes_arithmetic_says_so(paceline: Paceline, tmp_path: Path) -> None:
+    assert paceline("train", small(tmp_path), "--out", "run", "on.save=2 steps", "on.keep_last=9").returncode == 0
+    for step in (4, 6):
+        for file in (tmp_path / f"run/checkpoints/step-{step:09d}").iterdir():
+            file.unlink()
+    done = paceline("resume", "run", "on.precision=64.64")
+    assert done.returncode == 0, done.stderr
+    assert "damaged" in done.stdout
+    assert [row["step"] for row in rows_of(tmp_path / "run") if row["kind"] == "start"] == [0, 2]
+    starts = [row for row in rows_of(tmp_path / "run") if row["kind"] == "start"]
+    assert starts[1]["arithmetic_changed"] == {"precision": ["32.32", "64.64"]}
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
+    paceline: Paceline, tmp_path: Path, damage: str
+) -> None:
+    assert paceline("train", small(tmp_path), "--out", "run", "on.save=2 steps", "on.keep_last=9").returncode == 0
+    path = tmp_path / "run/checkpoints/step-000000006/network.safetensors"
+    content = bytearray(path.read_bytes())
+    expected = bytes(content)
+    if damage == "cut":
+        content = content[:-100]
+    else:
+        content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    done = paceline("resume", "run")
+    assert done.returncode == 0, done.stderr
+    assert "step-000000006/network.safetensors" in done.stdout.replace("\n", "")
+    assert path.read_bytes() == expected
+
+
+def test_plan_prints_the_arithmetic_as_table_json_yaml_and_schema(paceline: Paceline) -> None:
+    facts = json.loads(
+        paceline("plan", "cifar10/resnet20", "--json", "on.micro_batch=64", "on.replicas=2", "--device", "cpu").stdout
+    )
+    assert facts["total_steps"] == 62500
+    assert facts["micro_batches_per_step"] == 2
+    assert facts["replicas_per_norm_group"] == 2
+    assert "62,500" in paceline("plan", "cifar10/resnet20").stdout
+    resolved = paceline("plan", "cifar10/resnet20", "epochs=7", "--yaml").stdout
+    assert re.search(r"epochs: 7.0 +# 'epochs=7'", resolved)
+    assert re.search(r"global_batch: 128 +# cifar10/resnet20:\d", resolved)
+    assert re.search(r"tail: flow +# default", resolved)
+    schema = json.loads(paceline("plan", "--schema").stdout)
+    assert "global_batch" in schema["recipe"]["properties"]
+
+
+def test_recipes_and_models_list_names(paceline: Paceline) -> None:
+    recipes = json.loads(paceline("recipes", "--json").stdout)
+    assert {"cifar10/resnet18", "cifar10/resnet20", "shapes/resnet8"} <= {row["name"] for row in recipes}
+    models = {row["name"]: row["parameters"] for row in json.loads(paceline("models", "--json").stdout)}
+    assert models["resnet50"] == 25_557_032
+    assert models["resnet20"] == 269_722
+    page = paceline("recipes", "cifar10/resnet20").stdout
+    assert "global_batch: 128" in page
+    one = json.loads(paceline("models", "resnet50", "--json").stdout)
+    assert {setting["key"] for setting in one["settings"]} == {"version", "stem", "first_projection"}
+    assert "7x7" in paceline("models", "resnet50").stdout
+
+
+def test_torchrun_and_slurm_variables_join_what_they_started(tmp_path: Path) -> None:
+    small(tmp_path)
+    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "paceline"]
+    words = ["train", "small.yaml", "--out", "torchrun", "--device", "cpu"]
+    done = subprocess.run(
+        [*run, *words], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    slurm = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "localhost", "GLOO_SOCKET_IFNAME": "lo"}
+    words[3] = "slurm"
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "paceline", *words],
+            cwd=tmp_path, env=environment() | slurm | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)},
+            stdout=subprocess.DEVNULL,
+        )
+        for task in range(2)
+    ]  # fmt: skip
+    assert [task.wait(120) for task in tasks] == [0, 0]
+    for name in ("torchrun", "slurm"):
+        rows = rows_of(tmp_path / name)
+        assert rows[0]["placement"]["replicas"] == 2
+        assert rows[-1]["kind"] == "end"
+    a, b = (latest(rows_of(tmp_path / name), "report")[-1]["loss"] for name in ("torchrun", "slurm"))
+    assert a == b
+
+
+def test_the_verify_command_passes_on_a_small_recipe(paceline: Paceline, tmp_path: Path) -> None:
+    done = paceline("verify", small(tmp_path), "--steps", "3", "--json")
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads(done.stdout)
+    assert found["passed"]
+    assert len(found["layouts"]) >= 5
+    assert next(row["bitwise"] for row in found["resumes"])

@@ -1,0 +1,122 @@
+"""Faults: one line that says where, what and what to write instead; exit status 2, and torch not even loaded."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import SMALL, Paceline, environment
+from paceline.checkpoint import saved_steps
+
+FAULTS = [
+    (["plan", "cifar10/resnet21"], "no recipe is named 'cifar10/resnet21'; did you mean 'cifar10/resnet20'?"),
+    (["plan", "missing.yaml"], "missing.yaml: cannot be read: No such file or directory"),
+    (["plan", "cifar10/resnet20", "epoch=5"], "'epoch=5': recipe has no 'epoch'; did you mean 'epochs'?"),
+    (["plan", "cifar10/resnet20", "on.micro_batc=5"], "'on.micro_batc=5': placement has no 'micro_batc'; did you mean"),
+    (
+        ["plan", "cifar10/resnet20", "global_batch=x"],
+        "'global_batch=x': global_batch: expected a whole number, found 'x'",
+    ),
+    (["plan", "cifar10/resnet20", "on.micro_batch=20"], "on.micro_batch 20 does not divide global_batch 128"),
+    (["plan", "cifar10/resnet20", "model=resnet21"], "'model=resnet21': model: no model is named 'resnet21'"),
+    (["train", "twice.yaml"], "twice.yaml:2: 'epochs' is written twice"),
+    (["train", "typo.yaml"], "typo.yaml:3: optimiser: momentum has no 'momentm'; did you mean 'momentum'?"),
+    (["train", "cifar10/resnet20"], "where is cifar10? write --data FOLDER"),
+    (["train", "cifar10/resnet20", "--data", "nowhere"], "nowhere: there is no such folder"),
+    (["train", "cifar10/resnet20", "--data", "."], "'data_batch_1.bin' is neither here"),
+    (["resume", "nowhere"], "nowhere: this is no run folder"),
+    (["validate", "."], "this is no run folder"),
+    (["models", "resnet5O"], "no model is named 'resnet5O'; did you mean 'resnet5"),
+    (["verify", "shapes/resnet8", "on.replicas=2"], "verify chooses the placements itself"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), FAULTS, ids=[" ".join(words) for words, _ in FAULTS])
+def test_a_fault_is_one_line_and_never_loads_torch(tmp_path: Path, words: list[str], message: str) -> None:
+    (tmp_path / "twice.yaml").write_text("epochs: 3\nepochs: 4\n")
+    (tmp_path / "typo.yaml").write_text("model: resnet8\nepochs: 1\noptimiser: {name: momentum, momentm: 1}\n")
+    program = (
+        "import sys\nfrom paceline.cli import main\n"
+        "try:\n main()\nfinally:\n assert 'torch' not in sys.modules, 'torch was loaded'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+
+
+def test_plan_recipes_models_and_help_never_load_torch(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom paceline.cli import app\n"
+        "for words in (['plan', 'cifar10/resnet20'], ['recipes'], ['models', 'resnet50'], ['train', '--help']):\n"
+        "    try:\n        app(words)\n    except SystemExit as end:\n        assert not end.code\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment(), check=True, capture_output=True)
+
+
+def test_a_cut_cifar_file_is_named(paceline: Paceline, tmp_path: Path) -> None:
+    for name in [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]:
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(30_730_000 if name != "data_batch_3.bin" else 1000)
+    done = paceline("train", "cifar10/resnet20", "--data", ".")
+    assert done.returncode == 2
+    assert "data_batch_3.bin: the file has 1,000 bytes instead of 30,730,000" in done.stderr
+
+
+def test_an_output_folder_that_cannot_be_made_is_refused(paceline: Paceline, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = paceline("train", "shapes/resnet8", "--out", "file/run")
+    assert done.returncode == 2
+    assert "file/run: cannot be made: Not a directory; choose another folder with --out" in done.stderr
+
+
+def test_a_full_disk_ends_in_one_line_and_keeps_what_was_saved(paceline: Paceline, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(SMALL)
+    assert paceline("train", "small.yaml", "--out", "run", "on.save=2 steps", "on.keep_last=9").returncode == 0
+    (tmp_path / "small.yaml").write_text(SMALL.replace("epochs: 1", "epochs: 2"))
+    assert (
+        paceline("train", "small.yaml", "--out", "full", "epochs=1", "on.save=2 steps", "on.keep_last=9").returncode
+        == 0
+    )
+    record = tmp_path / "full/record.jsonl"
+    for step in (4, 6):
+        for file in (tmp_path / f"full/checkpoints/step-{step:09d}").iterdir():
+            file.unlink()
+    record.unlink()
+    record.symlink_to("/dev/full")
+    done = paceline("resume", "full")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "record.jsonl: cannot be written: No space left on device" in done.stderr
+    assert 2 in saved_steps(tmp_path / "full/checkpoints")
+
+
+def test_a_checkpoint_that_does_not_fit_the_disk_leaves_the_older_ones_whole(
+    paceline: Paceline, tmp_path: Path
+) -> None:
+    (tmp_path / "small.yaml").write_text(SMALL)
+    words = ["train", "small.yaml", "--out", "run", "on.save=3 steps"]
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    done = paceline(*words, preexec_fn=limit)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "the checkpoint cannot be written: File too large" in done.stderr
+    assert not list((tmp_path / "run/checkpoints").glob("*"))
+    assert paceline(*words).returncode == 0
+    assert saved_steps(tmp_path / "run/checkpoints")[-1] == 6
