@@ -87,7 +87,8 @@ def _default(info: FieldInfo) -> str:
         return "needed"
     value = info.default
     if isinstance(value, Settings):
-        return _code(getattr(value, "name", "")) if hasattr(value, "name") else ""
+        name = getattr(value, "name", None)
+        return _code(name) if name else ""
     if value is None or value == "":
         return "none"
     return _code(value)

@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 
-def test_keyed_numbers_have_the_same_bits_on_cuda():
+def test_keyed_numbers_have_the_same_bits_on_cuda() -> None:
     positions = np.concatenate([np.arange(5000), 2**40 + np.arange(5000), np.array([2**62, 2**63 - 1])]).astype(
         np.int64
     )
@@ -37,7 +37,7 @@ def test_keyed_numbers_have_the_same_bits_on_cuda():
     assert np.array_equal(keyed.integers(host[2], 1000), keyed.integers(device[2], 1000).cpu().numpy())
 
 
-def test_crops_on_the_device_have_the_host_pixels():
+def test_crops_on_the_device_have_the_host_pixels() -> None:
     recipe = spec.build(Recipe, shipped.tree("recipes", "cifar10/resnet20"))
     pictures = keyed.words(1, np.arange(20 * 32 * 32 * 3, dtype=np.int64))[0].astype(np.uint8).reshape(20, 32, 32, 3)
     wide, numbers = augment.widen(pictures, recipe.augment), np.arange(19, -1, -1)
@@ -53,7 +53,7 @@ def _weights(run: Path) -> str:
     return hashlib.sha256(files["network.safetensors"] + files["optimiser.safetensors"]).hexdigest()
 
 
-def test_a_deterministic_run_killed_and_resumed_on_cuda_is_bitwise_the_same(tmp_path):
+def test_a_deterministic_run_killed_and_resumed_on_cuda_is_bitwise_the_same(tmp_path: Path) -> None:
     words = [
         "train",
         "shapes/resnet8",

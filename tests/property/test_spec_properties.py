@@ -1,0 +1,157 @@
+"""Any valid recipe or placement survives being written to YAML and read back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline import spec
+from paceline.errors import SpecError
+from paceline.placement import Placement
+from paceline.recipe import CIFAR_BOTTLENECKS, CIFAR_RESNETS, IMAGENET_RESNETS, Recipe
+
+SETTINGS = settings(deadline=None, max_examples=120, derandomize=True)
+
+COUNTS = st.integers(1, 10**7)
+PARTS = st.floats(0, 1, exclude_max=True, allow_subnormal=False)
+POSITIVE = st.floats(1e-9, 1e9)
+COLOURS = st.lists(st.floats(-10, 10), min_size=3, max_size=3)
+WORDS = st.text(st.characters(codec="utf-8", categories=["L", "P", "S", "Zs"]), max_size=30)
+UNITS = st.sampled_from(["epochs", "steps", "images", "%"])
+AMOUNTS = st.one_of(
+    st.integers(1, 10**6).map(str),
+    st.decimals("0.001", "1000", places=3).map(str),
+    st.tuples(st.integers(1, 99), st.integers(1, 99)).map(lambda pair: f"{pair[0]}/{pair[1]}"),
+)
+DURATIONS = st.tuples(AMOUNTS, UNITS).map(" ".join)
+RATES = st.one_of(
+    st.floats(0, 1e6),
+    st.integers(0, 100),
+    st.integers(-30, 5).map(lambda power: f"2^{power} per image"),
+    st.tuples(st.decimals("0.001", "10", places=3), COUNTS).map(lambda pair: f"{pair[0]} per {pair[1]} images"),
+)
+
+
+def kind(name: str | tuple[str, ...], needed: dict[str, Any] | None = None, **keys: Any) -> st.SearchStrategy[Any]:
+    """Settings of one kind: its name, what it needs, and any of its other keys."""
+    names = st.sampled_from([name] if isinstance(name, str) else list(name))
+    return st.fixed_dictionaries({"name": names, **(needed or {})}, optional=keys)
+
+
+MODELS = st.one_of(
+    kind(
+        IMAGENET_RESNETS,
+        version=st.sampled_from(["v1", "v1.5"]),
+        stem=st.sampled_from(["7x7", "3x3"]),
+        first_projection=st.booleans(),
+    ),
+    kind(CIFAR_RESNETS + CIFAR_BOTTLENECKS, shortcut=st.sampled_from(["auto", "pad", "projection"])),
+    st.sampled_from(["resnet20", "resnet50"]),
+)
+DATA = st.one_of(
+    st.none(),
+    kind("shapes", mean=COLOURS, std=COLOURS),
+    kind(("cifar10", "cifar100"), mean=COLOURS),
+    kind(("generated", "synthetic"), images=COUNTS, validation_images=COUNTS, classes=COUNTS, side=COUNTS, std=COLOURS),
+)
+SCHEDULES = st.one_of(
+    kind("constant", warmup=DURATIONS),
+    kind("stepped", {"drops": st.lists(DURATIONS, max_size=4)}, factor=POSITIVE, warmup=DURATIONS),
+    kind("cosine", warmup=DURATIONS, after_warmup=st.booleans()),
+    kind("exponential", {"every": DURATIONS}, factor=POSITIVE),
+    kind("polynomial", power=POSITIVE, end=st.floats(0, 1), first=st.sampled_from([0, 1]), extra_steps=COUNTS),
+)
+RECIPES = st.fixed_dictionaries(
+    {
+        "model": MODELS,
+        "global_batch": COUNTS,
+        "epochs": st.one_of(POSITIVE, st.integers(1, 1000)),
+        "optimiser": st.one_of(
+            kind("sgd", {"lr": RATES}), kind("momentum", {"lr": RATES}, momentum=PARTS, nesterov=st.booleans())
+        ),
+        "schedule": SCHEDULES,
+    },
+    optional={
+        "about": WORDS,
+        "data": DATA,
+        "norm_batch": COUNTS,
+        "tail": st.sampled_from(["flow", "drop"]),
+        "seed": st.integers(-(2**62), 2**62),
+        "norm": st.one_of(
+            kind("batch", momentum=st.floats(0.001, 1), epsilon=POSITIVE), kind("group", groups=COUNTS), kind("none")
+        ),
+        "init": st.fixed_dictionaries({}, optional={"zero_gamma": st.sampled_from(["none", "residual", "identity"])}),
+        "weight_decay": st.fixed_dictionaries(
+            {},
+            optional={
+                "rate": st.floats(0, 1),
+                "skip_names": st.lists(WORDS, max_size=3),
+                "skip_dimensions": st.lists(st.integers(0, 4), max_size=3),
+            },
+        ),
+        "loss": st.fixed_dictionaries({}, optional={"label_smoothing": PARTS}),
+        "augment": st.fixed_dictionaries({}, optional={"pad": st.integers(0, 9), "flip": st.booleans()}),
+        "evaluate": st.fixed_dictionaries({}, optional={"every": DURATIONS, "offset": DURATIONS}),
+        "report": DURATIONS,
+    },
+)
+OR_AUTO = st.one_of(st.just("auto"), COUNTS)
+PLACEMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "device": st.sampled_from(["auto", "cpu", "cuda", "mps"]),
+        "replicas": OR_AUTO,
+        "micro_batch": OR_AUTO,
+        "precision": st.sampled_from(["auto", "64.64", "32.32", "16.32"]),
+        "compile": st.booleans(),
+        "resident": st.sampled_from(["auto", True, False]),
+        "loader_threads": OR_AUTO,
+        "timeout": POSITIVE,
+        "save": st.one_of(DURATIONS, st.integers(1, 99).map(lambda n: f"{n} minutes")),
+        "keep_last": COUNTS,
+        "keep_every": st.one_of(st.none(), DURATIONS),
+    },
+)
+
+
+def round_trip(settings_of_a_kind: spec.Kind) -> spec.Kind:
+    """What is read back from the page that was written."""
+    return spec.build(type(settings_of_a_kind), spec.read(spec.dump(settings_of_a_kind), "dump"))
+
+
+@SETTINGS
+@given(values=RECIPES)
+def test_a_recipe_survives_being_written_and_read(values: dict[str, Any]) -> None:
+    recipe = spec.build(Recipe, spec.Tree(values))
+    again = round_trip(recipe)
+    assert spec.differences(recipe, again) == []
+    assert spec.dump(again) == spec.dump(recipe)
+    assert again.optimiser.lr.at(256) == recipe.optimiser.lr.at(256)
+    assert again.model_copy(update={"optimiser": recipe.optimiser}) == recipe
+
+
+@SETTINGS
+@given(values=PLACEMENTS)
+def test_a_placement_survives_being_written_and_read(values: dict[str, Any]) -> None:
+    placement = spec.build(Placement, spec.Tree(values))
+    assert round_trip(placement) == placement
+
+
+@SETTINGS
+@given(values=RECIPES)
+def test_where_values_came_from_is_written_as_comments_only(values: dict[str, Any]) -> None:
+    recipe = spec.build(Recipe, spec.Tree(values))
+    traced = spec.dump(recipe, spec.Tree(values, {(): "page.yaml"}))
+    assert spec.read(traced, "dump").values == spec.read(spec.dump(recipe), "dump").values
+
+
+@SETTINGS
+@given(text=st.text(max_size=40))
+def test_any_text_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(SpecError) as caught:  # no short text is a whole recipe
+        spec.build(Recipe, spec.read(text, "page.yaml"))
+    assert str(caught.value).startswith("page.yaml:")
+    assert "\n" not in str(caught.value)

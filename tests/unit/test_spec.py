@@ -1,0 +1,338 @@
+"""Settings as people write them: every fault is one line that says where, what, and what to write instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from conftest import SMALL, make_recipe
+from paceline import shipped, spec
+from paceline.errors import SpecError
+from paceline.placement import Placement
+from paceline.recipe import Constant, Recipe, Sgd, Stepped
+
+SECONDS = "depends on the machine's speed; write epochs, steps, images or %"
+LR = "expected a learning rate such as 0.1, '2^-6 per image' or '0.1 per 256 images', found "
+AMOUNT = "expected an amount with its unit (epochs, steps, images, % or seconds)"
+
+
+def make(text: str, words: tuple[str, ...], model: type[spec.Settings]) -> None:
+    """Settings from a page and overrides."""
+    tree = spec.read(text, "test.yaml")
+    for word in words:
+        spec.override(tree, word, model)
+    spec.build(model, tree)
+
+
+def fault_of(text: str, *words: str, model: type[spec.Settings] = Recipe) -> str:
+    """The message for a page and overrides that are wrong."""
+    with pytest.raises(SpecError) as caught:
+        make(text, words, model)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "start"),
+    [
+        ("report: 1 steps", "epoch: 3", "test.yaml:10: recipe has no 'epoch'; did you mean 'epochs'?"),
+        ("schedule: constant", "schedule: {name: constant, warm: 1%}", "test.yaml:8: schedule: constant has no 'warm'"),
+        ("resnet8", "resnet9", "test.yaml:2: model: no model is named 'resnet9'; did you mean 'resnet8'?"),
+        ("name: momentum", "name: momentun", "test.yaml:7: optimiser: no optimiser is named 'momentun'; did you mean"),
+        ("epochs: 1", "epochs: many", "test.yaml:6: epochs: expected a number, found 'many'"),
+        ("global_batch: 16", "global_batch: 16.5", "test.yaml:4: global_batch: expected a whole number, found 16.5"),
+        ("global_batch: 16", "global_batch: 0", "test.yaml:4: global_batch: input should be greater than 0, found 0"),
+        ("flip: true", "flip: yes", "test.yaml:9: augment.flip: expected true or false, found 'yes'"),
+        ("augment: {pad: 1, flip: true}", "augment: 4", "test.yaml:9: augment: expected 'key: value' lines, found 4"),
+        ("epochs: 1", "epochs: 1\nepochs: 2", "test.yaml:7: 'epochs' is written twice; keep one of them"),
+        ("pad: 1", "pad: 1, pad: 2", "test.yaml:9: 'pad' is written twice; keep one of them"),
+        ("global_batch: 16\n", "", "test.yaml:2: recipe needs 'global_batch'"),
+        (", lr: 0.1", "", "test.yaml:7: optimiser: momentum needs 'lr'"),
+        (
+            "epochs: 1",
+            "tail: dropp\nepochs: 1",
+            "test.yaml:6: tail: expected flow or drop, found 'dropp'; did you mean",
+        ),
+        ("{name: momentum", "[name: momentum", "test.yaml:7: this is not YAML: "),
+        ("epochs: 1", "epochs: 1\n- 3", "test.yaml:7: this is not YAML: "),
+        ("lr: 0.1", "lr: fast", f"test.yaml:7: optimiser.lr: {LR}'fast'"),
+        ("lr: 0.1", "lr: -0.1", "test.yaml:7: optimiser.lr: expected a learning rate of at least 0, found -0.1"),
+        ("report: 1 steps", "report: 5", f"test.yaml:10: report: {AMOUNT}, such as '5 epochs'"),
+        ("report: 1 steps", "report: soon", f"test.yaml:10: report: {AMOUNT}"),
+        ("report: 1 steps", "report: 10 seconds", f"test.yaml:10: report: '10 seconds' {SECONDS}"),
+        ("report: 1 steps", "report: 0 steps", "test.yaml:10: report: "),
+        ("constant", "{name: constant, warmup: 1 hour}", f"test.yaml:8: schedule.warmup: '3600 seconds' {SECONDS}"),
+        ("constant", "{name: stepped, drops: [1 minutes]}", f"test.yaml:8: schedule.drops.0: '60 seconds' {SECONDS}"),
+        ("report: 1 steps", "evaluate: {every: 2 s}", f"test.yaml:10: evaluate.every: {AMOUNT}"),
+        ("report: 1 steps", "evaluate:\n  every: 2 seconds", f"test.yaml:11: evaluate.every: '2 seconds' {SECONDS}"),
+        ("report: 1 steps", "weight_decay: {skip_names: [a, 3]}", "test.yaml:10: weight_decay.skip_names.1: expected"),
+        (
+            "report: 1 steps",
+            "weight_decay: {skip_names: norm}",
+            "test.yaml:10: weight_decay.skip_names: expected a lis",
+        ),
+        ("side: 8", "side: 8, mean: [0, 0]", "test.yaml:3: data.mean: expected "),
+        ("model: resnet8", "model: null", "test.yaml:2: model: expected 'key: value' lines, found null"),
+        ("model: resnet8", "? [a]\n: 3", "test.yaml:2: a key must be a plain word"),
+        ("epochs: 1", "epochs: 1e999", "test.yaml:6: epochs: "),
+    ],
+)
+def test_a_fault_on_a_page_says_the_line_and_what_to_write(old: str, new: str, start: str) -> None:
+    assert old in SMALL
+    message = fault_of(SMALL.replace(old, new))
+    assert message.startswith(start), message
+
+
+@pytest.mark.parametrize(
+    ("word", "start"),
+    [
+        ("epoch=3", "'epoch=3': recipe has no 'epoch'; did you mean 'epochs'?"),
+        ("optimiser.rate=3", "'optimiser.rate=3': optimiser: momentum has no 'rate'; there is lr, momentum, name, "),
+        ("optimiser.name=sdg", "'optimiser.name=sdg': optimiser: no optimiser is named 'sdg'; did you mean 'sgd'?"),
+        ("optimiser=sdg", "'optimiser=sdg': optimiser: no optimiser is named 'sdg'; did you mean 'sgd'?"),
+        ("optimiser=sgd", "'optimiser=sgd': optimiser: sgd needs 'lr'"),
+        ("data=cifar", "'data=cifar': data: no data is named 'cifar'; did you mean 'cifar10'?"),
+        ("schedule=stepped", "'schedule=stepped': schedule: stepped needs 'drops'"),
+        ("epochs=many", "'epochs=many': epochs: expected a number, found 'many'"),
+        ("epochs=[", "'epochs=[': epochs: expected a number, found '['"),
+        ("seed=1.5", "'seed=1.5': seed: expected a whole number, found 1.5"),
+        ("about=", "'about=': about: expected text, found null"),
+        ("tail=dropp", "'tail=dropp': tail: expected flow or drop, found 'dropp'; did you mean 'drop'?"),
+        (
+            "init.conv=he",
+            "'init.conv=he': init.conv: expected he-fan-out or he-fan-in or truncated-fan-in or glorot-un",
+        ),
+        ("epochs.x=3", "'epochs.x=3': 'epochs' is a single value and has no keys of its own"),
+        ("epochs", "'epochs': expected key=value, such as epochs=20 or optimiser.lr=0.2"),
+        ("=3", "'=3': expected key=value, such as epochs=20 or optimiser.lr=0.2"),
+        ("report=5", f"'report=5': report: {AMOUNT}, such as '5 epochs'"),
+        ("report=0.25", f"'report=0.25': report: {AMOUNT}, such as '0.25 epochs'"),
+        ("report=10 seconds", f"'report=10 seconds': report: '10 seconds' {SECONDS}"),
+        ("evaluate.every=0 epochs", "'evaluate.every=0 epochs': evaluate.every: "),
+        ("optimiser.lr=fast", f"'optimiser.lr=fast': optimiser.lr: {LR}'fast'"),
+        ("optimiser.lr=0.1.2 per image", f"'optimiser.lr=0.1.2 per image': optimiser.lr: {LR}"),
+        (
+            "loss.label_smoothing=1",
+            "'loss.label_smoothing=1': loss.label_smoothing: input should be less than 1, found",
+        ),
+    ],
+)
+def test_a_fault_in_an_override_quotes_it(word: str, start: str) -> None:
+    message = fault_of(SMALL, word)
+    assert message.startswith(start), message
+
+
+@pytest.mark.parametrize(
+    ("word", "start"),
+    [
+        ("replica=3", "'replica=3': placement has no 'replica'; did you mean 'replicas'?"),
+        ("device=gpu", "'device=gpu': device: expected auto or cpu or cuda or mps, found 'gpu'"),
+        ("replicas=many", "'replicas=many': replicas: expected "),
+        ("replicas=0", "'replicas=0': replicas: "),
+        ("micro_batch=1.5", "'micro_batch=1.5': micro_batch: expected "),
+        ("precision=8.8", "'precision=8.8': precision: expected "),
+        ("resident=maybe", "'resident=maybe': resident: expected "),
+        ("save=0 epochs", "'save=0 epochs': save: "),
+        ("keep_every=5 seconds", "'keep_every=5 seconds': keep_every: "),
+        ("timeout=0", "'timeout=0': timeout: input should be greater than 0, found 0"),
+    ],
+)
+def test_a_fault_in_a_placement_quotes_the_override(word: str, start: str) -> None:
+    message = fault_of("", word, model=Placement)
+    assert message.startswith(start), message
+    assert "more)" not in message  # one wrong value is one fault
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "epochs=1_",
+        "epochs=1_.5",
+        "report=1/0 epochs",
+        "report=1.5/2 epochs",
+        "optimiser.lr=2^2000 per image",
+        "optimiser.lr=0.1 per 0 images",
+        "schedule={name: exponential, every: 0 epochs}",
+    ],
+)
+def test_impossible_numbers_are_faults_of_the_settings_not_of_the_program(word: str) -> None:
+    message = fault_of(SMALL, word)
+    assert message.startswith(f"'{word}': "), message
+
+
+def test_text_with_forbidden_characters_is_not_yaml() -> None:
+    assert fault_of("about: a\x07b\n").startswith("test.yaml:1: this is not YAML")
+
+
+def test_an_empty_page_lacks_the_first_needed_key_and_counts_the_others() -> None:
+    assert fault_of("") == "test.yaml: recipe needs 'model' (and 4 more)"
+
+
+def test_a_page_that_is_a_list_is_refused() -> None:
+    assert fault_of("- a\n- b") == """test.yaml:1: expected 'key: value' lines, found ["a", "b"]"""
+
+
+def test_settings_that_nest_without_end_are_refused() -> None:
+    assert fault_of("a: &a {b: *a}").startswith("test.yaml: settings nest too deeply at a.b.b")
+
+
+def test_only_true_false_null_and_numbers_are_more_than_text() -> None:
+    tree = spec.read(
+        "a: yes\nb: on\nc: 0x10\nd: 2024-01-01\ne: 1_000\nf: 1e3\ng: .5\nh: ~\ni: true\nj: '3'\nk: 12:30:00\nl: -4\nm:",
+        "t",
+    )
+    assert tree.values == {
+        "a": "yes", "b": "on", "c": "0x10", "d": "2024-01-01", "e": 1000, "f": 1000.0, "g": 0.5, "h": None, "i": True,
+        "j": "3", "k": "12:30:00", "l": -4, "m": None,
+    }  # fmt: skip
+    assert isinstance(tree.values["e"], int)
+    assert isinstance(tree.values["f"], float)
+
+
+def test_the_place_of_a_value_is_its_line_or_that_of_what_holds_it() -> None:
+    tree = spec.read("a: 1\nb:\n  c: 2\n  d: [3,\n    4]\n", "page.yaml")
+    assert tree.place(("a",)) == "page.yaml:1"
+    assert tree.place(("b", "c")) == "page.yaml:3"
+    assert tree.place(("b", "d", 1)) == "page.yaml:5"
+    assert tree.place(("b", "missing", "deeper")) == "page.yaml:2"
+    assert tree.place(("missing",)) == "page.yaml:1"
+    assert spec.Tree().place(("missing",)) == "settings"
+
+
+def test_a_kind_may_be_given_by_its_name_alone() -> None:
+    assert make_recipe("schedule=constant").schedule == Constant(name="constant")
+    assert make_recipe("optimiser={name: sgd, lr: 0.5}").optimiser.lr.at(16) == 0.5
+
+
+def test_choosing_another_kind_drops_what_the_page_said_of_the_old_one() -> None:
+    page = SMALL.replace("lr: 0.1", "lr: 0.1, momentum: 0.8, nesterov: true")
+    chosen = make_recipe("optimiser.name=sgd", text=page).optimiser
+    assert isinstance(chosen, Sgd)
+    assert chosen.lr.at(16) == 0.1  # a key that both kinds know stays
+    again = make_recipe("optimiser.name=momentum", text=page).optimiser
+    assert again.model_dump()["nesterov"] is True
+
+
+def test_choosing_another_kind_keeps_and_checks_what_an_override_said() -> None:
+    page = SMALL.replace("lr: 0.1", "lr: 0.1, nesterov: true")
+    message = fault_of(page, "optimiser.momentum=0.5", "optimiser.name=sgd")
+    assert message.startswith("'optimiser.momentum=0.5': optimiser: sgd has no 'momentum'"), message
+    message = fault_of(page, "optimiser.name=sgd", "optimiser.momentum=0.5")
+    assert message.startswith("'optimiser.momentum=0.5': optimiser: sgd has no 'momentum'"), message
+    chosen = make_recipe("schedule.drops=[50%]", "schedule.name=stepped").schedule
+    assert isinstance(chosen, Stepped)
+
+
+def test_choosing_an_unknown_kind_forgets_nothing() -> None:
+    tree = spec.read(SMALL, "test.yaml")
+    spec.override(tree, "optimiser.name=adam", Recipe)
+    assert tree.values["optimiser"] == {"name": "adam", "lr": 0.1}
+
+
+def test_an_override_reaches_into_a_kind_given_by_name_and_into_sections_not_written() -> None:
+    recipe = make_recipe("schedule.warmup=2 steps", "loss.label_smoothing=0.1", "model.shortcut=projection")
+    assert str(recipe.schedule.warmup) == "2 steps"
+    assert recipe.loss.label_smoothing == 0.1
+    assert recipe.model.model_dump() == {"name": "resnet8", "shortcut": "projection"}
+
+
+def test_a_later_override_wins() -> None:
+    assert make_recipe("epochs=3", "epochs=4").epochs == 4
+
+
+@pytest.mark.parametrize(
+    "about", ["1e5", "08", "1_000", "true", "~", "a # b", "a\nb", "- a", "'", "\\", "😀", " x ", ""]
+)
+def test_any_text_survives_being_written_and_read(about: str) -> None:
+    recipe = make_recipe().model_copy(update={"about": about})
+    for places in (None, spec.Tree()):
+        page = "recipe:\n" + spec.dump(recipe, places, "  ")
+        assert spec.read(page, "dump").values["recipe"]["about"] == about
+
+
+def test_a_dump_says_where_each_value_came_from() -> None:
+    tree = spec.read("model: resnet8\noptimiser:\n  name: sgd\n  lr: 0.1\n" + "global_batch: 8\nepochs: 1\n", "p.yaml")
+    spec.override(tree, "schedule=constant", Recipe)
+    spec.override(tree, "augment.pad=2", Recipe)
+    dumped = spec.dump(spec.build(Recipe, tree), tree)
+    places = {line.partition(":")[0]: line.partition("# ")[2] for line in dumped.splitlines() if "# " in line}
+    assert places["  lr"] == "p.yaml:4"
+    assert places["global_batch"] == "p.yaml:5"
+    assert places["  pad"] == "'augment.pad=2'"
+    assert places["  flip"] == "default"
+    assert places["seed"] == "default"
+    names = [line.partition("# ")[2] for line in dumped.splitlines() if line.startswith("  name:")]
+    assert names == ["p.yaml:1", "default", "p.yaml:3", "'schedule=constant'"]  # model, norm, optimiser, schedule
+
+
+def test_a_dump_does_not_trace_a_default_to_a_line_that_an_override_replaced() -> None:
+    tree = spec.read(SMALL.replace("constant", "{name: cosine, warmup: 3 steps}"), "p.yaml")
+    spec.override(tree, "schedule=constant", Recipe)
+    dumped = spec.dump(spec.build(Recipe, tree), tree)
+    warmup = next(line for line in dumped.splitlines() if line.startswith("  warmup: 0 steps"))
+    assert warmup.partition("# ")[2] in ("default", "'schedule=constant'")
+
+
+def test_differences_name_the_key_and_both_values() -> None:
+    one, other = make_recipe(), make_recipe("epochs=3", "augment.flip=false", "about=new")
+    assert spec.differences(one, one) == []
+    assert set(spec.differences(one, other)) == {
+        "epochs: 1.0 -> 3.0",
+        "augment.flip: true -> false",
+        "about: '' -> 'new'",
+    }
+
+
+def test_differences_between_kinds_name_the_keys_of_both() -> None:
+    one, other = make_recipe(), make_recipe("optimiser.name=sgd")
+    assert set(spec.differences(one, other)) == {
+        "optimiser.name: 'momentum' -> 'sgd'",
+        "optimiser.momentum: 0.9 -> null",
+        "optimiser.nesterov: false -> null",
+    }
+
+
+@pytest.mark.parametrize(
+    ("word", "choices", "hint"),
+    [
+        ("epoch", ["epochs", "seed"], "; did you mean 'epochs'?"),
+        ("zzz", ["b", "a"], "; there is a, b"),
+        ("zzz", [f"{i:02}" for i in range(13)], "; there is 00, 01, 02, 03, 04, 05, 06, 07, 08, 09, 10, 11, ..."),
+        ("zzz", [], ""),
+    ],
+)
+def test_the_nearest_choice_is_suggested_or_all_are_listed(word: str, choices: list[str], hint: str) -> None:
+    assert spec.nearest(word, choices) == hint
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        make_recipe().epochs = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", shipped.names("recipes"))
+def test_every_shipped_recipe_is_valid_and_says_what_it_is_about(name: str) -> None:
+    recipe = spec.build(Recipe, shipped.tree("recipes", name))
+    assert recipe.about
+
+
+def test_a_shipped_page_that_is_not_there_is_suggested_a_near_one(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with pytest.raises(SpecError) as caught:
+        shipped.tree("recipes", "cifar10/resnet2")
+    assert str(caught.value) == "no recipe is named 'cifar10/resnet2'; did you mean 'cifar10/resnet20'?"
+    missing = tmp_path_factory.mktemp("pages") / "mine.yaml"
+    with pytest.raises(SpecError) as caught:
+        shipped.tree("recipes", str(missing))
+    assert str(caught.value) == f"{missing}: cannot be read: No such file or directory"
+    missing.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SpecError) as caught:
+        shipped.tree("recipes", str(missing))
+    assert str(caught.value) == f"{missing}: cannot be read: it is not text"
+
+
+def test_a_page_of_ones_own_is_read_by_its_path(tmp_path_factory: pytest.TempPathFactory) -> None:
+    page = tmp_path_factory.mktemp("pages") / "mine.yaml"
+    page.write_text(SMALL)
+    tree = shipped.tree("recipes", str(page))
+    assert spec.build(Recipe, tree) == make_recipe()
+    assert tree.place(("epochs",)) == f"{page}:6"
