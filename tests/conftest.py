@@ -68,5 +68,5 @@ def paceline(tmp_path: Path) -> Paceline:
 
 def environment() -> dict[str, str]:
     """This environment without what a launcher, or the user's data folders, would add."""
-    drop = {"RANK", "WORLD_SIZE", "DATA_DIR", "DATASETS_DIR", "SLURM_NTASKS"}
+    drop = {"RANK", "WORLD_SIZE", "DATA_DIR", "DATASETS_DIR", "SLURM_STEP_NUM_TASKS"}
     return {key: value for key, value in os.environ.items() if key not in drop} | {"OMP_NUM_THREADS": "1"}

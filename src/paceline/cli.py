@@ -62,7 +62,7 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-@app.command(epilog="Example: paceline train cifar10/resnet20 --data ~/cifar10 epochs=50 on.micro_batch=64")
+@app.command(epilog="Example: paceline train cifar10/resnet20 --data ~/cifar10 epochs=50 optimiser.lr=0.2")
 def train(
     recipe: RecipeWord = None, settings: Words = None, data: Data = None, out: Out = None, on: On = None,
     replicas: Replicas = None, device: Device = None,
@@ -98,7 +98,7 @@ def validate(
     raise typer.Exit(verb.run(run, settings or [], checkpoint, every, data, json))
 
 
-@app.command(epilog="Example: paceline plan cifar10/resnet20 on.replicas=2 on.micro_batch=32")
+@app.command(epilog="Example: paceline plan cifar10/resnet20 on.replicas=2 on.micro_batch=64")
 def plan(
     recipe: RecipeWord = None, settings: Words = None, data: Data = None, on: On = None, replicas: Replicas = None,
     device: Device = None, json: Json = False,

@@ -44,7 +44,9 @@ class Duration:
         text = repr(float(self.amount)).removesuffix(".0") if exact and float(self.amount) < 1e15 else str(self.amount)
         if "e" in text or Fraction(text) != self.amount:
             text = str(self.amount)
-        return f"{text}%" if self.unit == "%" else f"{text} {self.unit}"
+        if self.unit == "%":
+            return f"{text}%"
+        return f"{text} {self.unit.removesuffix('s') if self.amount == 1 else self.unit}"
 
     def images(self, epoch_images: int, global_batch: int, steps: int) -> Fraction:
         """How many images this amount of training sees; a percentage is of the whole run."""

@@ -20,6 +20,8 @@ class Launch:
     rank: int
     count: int
     local_rank: int
+    local_count: int
+    """Processes on this host."""
     address: str
     port: int
     store_is_there: bool
@@ -34,17 +36,20 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
             rank=int(environment["RANK"]),
             count=int(environment["WORLD_SIZE"]),
             local_rank=int(environment.get("LOCAL_RANK", "0")),
+            local_count=int(environment.get("LOCAL_WORLD_SIZE", environment["WORLD_SIZE"])),
             address=environment.get("MASTER_ADDR", "127.0.0.1"),
             port=int(environment.get("MASTER_PORT", "29500")),
             store_is_there=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
         )
-    if int(environment.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environment:
+    # srun says how many tasks a step has; the batch script around it, which is one process, does not see this.
+    if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in environment:
         job = int(environment.get("SLURM_JOB_ID", "0"))
         return Launch(
             rank=int(environment["SLURM_PROCID"]),
-            count=int(environment["SLURM_NTASKS"]),
+            count=int(environment["SLURM_STEP_NUM_TASKS"]),
             local_rank=int(environment.get("SLURM_LOCALID", "0")),
+            local_count=int(environment.get("SLURM_STEP_TASKS_PER_NODE", "1").partition("(")[0].partition(",")[0]),
             address=environment.get("MASTER_ADDR") or first_host(environment.get("SLURM_JOB_NODELIST", "")),
             port=int(environment.get("MASTER_PORT", 20_000 + job % 20_000)),
             store_is_there=False,

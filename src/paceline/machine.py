@@ -23,6 +23,8 @@ class Machine:
     accelerator_memory: int = 0
     """Bytes of memory of the smallest accelerator."""
     host: str = ""
+    bound: bool = False
+    """Whether this process may use only some of the host's cores."""
 
 
 def this_machine() -> Machine:
@@ -32,8 +34,11 @@ def this_machine() -> Machine:
     if visible is not None:
         wanted = [word.strip() for word in visible.split(",") if word.strip()]
         rows = [row for word in wanted for row in rows if word == row[0] or (word and row[3].startswith(word))]
+    there = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
     return Machine(
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=cores,
+        bound=cores < there,
         memory=_memory(),
         accelerators=len(rows),
         accelerator=rows[0][1] if rows else "",

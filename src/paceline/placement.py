@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
 from paceline.duration import Duration
 from paceline.recipe import Count
@@ -14,12 +14,32 @@ LAYOUT = {"kind": "layout"}
 ARITHMETIC = {"kind": "arithmetic"}
 KEEPING = {"kind": "keeping"}
 
-Precision = Literal["64.64", "32.32", "16.32"]
-
 
 def _as_text(value: object) -> object:
     """YAML reads 16.32 as a number; it is a name."""
     return str(value) if isinstance(value, float) else value
+
+
+def _count(value: object) -> object:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return value
+    raise ValueError(f"expected a whole number above 0, or auto; found {value!r}")
+
+
+def _switch(value: object) -> object:
+    if value == "auto" or isinstance(value, bool):
+        return value
+    raise ValueError(f"expected true, false or auto; found {value!r}")
+
+
+AutoCount = Annotated[
+    int | Literal["auto"],
+    PlainValidator(_count),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}),
+]
+AutoSwitch = Annotated[
+    bool | Literal["auto"], PlainValidator(_switch), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "auto"}]})
+]
 
 
 class Placement(Settings):
@@ -28,24 +48,24 @@ class Placement(Settings):
 
     device: Annotated[Literal["auto", "cpu", "cuda", "mps"], Field(json_schema_extra=ARITHMETIC)] = "auto"
     """Kind of device; auto is cuda where there is one, else cpu."""
-    replicas: Annotated[Count | Literal["auto"], Field(json_schema_extra=LAYOUT)] = "auto"
+    replicas: Annotated[AutoCount, Field(json_schema_extra=LAYOUT)] = "auto"
     """Copies of the network that share each step's images; auto is every visible accelerator, or one."""
-    micro_batch: Annotated[Count | Literal["auto"], Field(json_schema_extra=LAYOUT)] = "auto"
-    """Images in one forward pass of one replica; auto is the largest that divides and fits the memory."""
+    micro_batch: Annotated[AutoCount, Field(json_schema_extra=LAYOUT)] = "auto"
+    """Images in one forward pass of one replica; auto is the one that fits the memory and takes the least time."""
     precision: Annotated[
-        Precision | Literal["auto"], BeforeValidator(_as_text), Field(json_schema_extra=ARITHMETIC)
+        Literal["auto", "64.64", "32.32", "16.32"], BeforeValidator(_as_text), Field(json_schema_extra=ARITHMETIC)
     ] = "auto"
     """Bits of arithmetic and of weights: 32.32, 16.32 (bfloat16 over float32 weights) or 64.64; auto is 16.32 on cuda,
     else 32.32."""
     compile: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = False
-    """Let torch.compile fuse the network: a minute to start, then faster on accelerators."""
+    """Let torch.compile fuse the network: slower to start."""
     deterministic: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = False
     """Only kernels that give the same bits each time, so that a resume on an accelerator is exact too."""
-    resident: Annotated[bool | Literal["auto"], Field(json_schema_extra=LAYOUT)] = "auto"
+    resident: Annotated[AutoSwitch, Field(json_schema_extra=LAYOUT)] = "auto"
     """Keep the whole data set on the device and crop and flip it there; auto does so where it is small."""
-    loader_threads: Annotated[Count | Literal["auto"], Field(json_schema_extra=LAYOUT)] = "auto"
+    loader_threads: Annotated[AutoCount, Field(json_schema_extra=LAYOUT)] = "auto"
     """Threads of each replica that prepare images."""
-    cpu_threads: Annotated[Count | Literal["auto"], Field(json_schema_extra=ARITHMETIC)] = "auto"
+    cpu_threads: Annotated[AutoCount, Field(json_schema_extra=ARITHMETIC)] = "auto"
     """Threads of each replica that compute on the CPU; auto shares the cores between the replicas."""
     timeout: Annotated[float, Field(gt=0, json_schema_extra=LAYOUT)] = 600.0
     """Seconds after which a replica that does not answer is given up."""

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from paceline.duration import Duration, Rhythm
 from paceline.errors import PlanError
+from paceline.launch import Launch
 from paceline.machine import Machine
 from paceline.placement import Placement
 from paceline.recipe import BatchNorm, Data, Facts, Recipe
@@ -126,12 +127,12 @@ class Plan:
 
 
 def make_plan(
-    recipe: Recipe, placement: Placement, data: Data, machine: Machine, appetite: Appetite, launched: int | None = None
+    recipe: Recipe, placement: Placement, data: Data, machine: Machine, appetite: Appetite, launch: Launch | None = None
 ) -> Plan:
-    """Reconcile the two; `launched` is the number of processes when a launcher has started them already."""
+    """Reconcile the two; `launch` says how many processes a launcher has started already."""
     facts = data.facts
     _check_recipe(recipe, facts, appetite)
-    placement = _decide(recipe, placement, facts, machine, appetite, launched)
+    placement = _decide(recipe, placement, facts, machine, appetite, launch)
     plan = Plan(recipe, placement, data, facts)
     _check_layout(plan)
     return plan
@@ -166,17 +167,19 @@ def _check_recipe(recipe: Recipe, facts: Facts, appetite: Appetite) -> None:
 
 
 def _decide(
-    recipe: Recipe, asked: Placement, facts: Facts, machine: Machine, appetite: Appetite, launched: int | None
+    recipe: Recipe, asked: Placement, facts: Facts, machine: Machine, appetite: Appetite, launch: Launch | None
 ) -> Placement:
     """Every 'auto' of a placement, decided for this machine."""
     device = asked.device if asked.device != "auto" else "cuda" if machine.accelerators else "cpu"
     precision = asked.precision if asked.precision != "auto" else "16.32" if device == "cuda" else "32.32"
     norm_batch = (recipe.norm_batch or recipe.global_batch) if isinstance(recipe.norm, BatchNorm) else None
     most = machine.accelerators if device == "cuda" else 1
-    replicas = asked.replicas if asked.replicas != "auto" else launched or max(1, most)
-    if launched is not None and replicas != launched:
-        raise PlanError(f"the launcher started {launched} processes, and on.replicas is {replicas}; make them equal")
-    if device == "cuda" and launched is None and 0 < machine.accelerators < replicas:
+    replicas = asked.replicas if asked.replicas != "auto" else launch.count if launch else max(1, most)
+    if launch is not None and replicas != launch.count:
+        raise PlanError(
+            f"the launcher started {launch.count} processes, and on.replicas is {replicas}; make them equal"
+        )
+    if device == "cuda" and launch is None and 0 < machine.accelerators < replicas:
         raise PlanError(f"on.replicas={replicas}, and only {machine.accelerators} accelerators are visible")
     micro_batch = asked.micro_batch
     if micro_batch == "auto":
@@ -185,7 +188,8 @@ def _decide(
     side = facts.side + 2 * recipe.augment.pad
     bytes_of_data = (facts.images + facts.validation_images) * side * side * facts.channels
     resident = asked.resident if asked.resident != "auto" else bytes_of_data <= 1 << 30
-    share_of_cores = max(1, machine.cores // (replicas if device == "cpu" else max(1, machine.accelerators)))
+    neighbours = launch.local_count if launch else replicas
+    share_of_cores = machine.cores if launch and machine.bound else max(1, machine.cores // neighbours)
     return asked.model_copy(
         update={
             "device": device,
@@ -202,7 +206,9 @@ def _decide(
 def _images_that_fit(device: str, precision: str, replicas: int, machine: Machine, appetite: Appetite) -> int:
     """A simple memory rule: activations and as much again to work with, beside weights, gradients and momentum."""
     width = {"64.64": 8, "32.32": 4, "16.32": 2}[precision]
-    memory = 0.8 * machine.accelerator_memory if device == "cuda" else 0.25 * machine.memory / replicas
+    # A plan for another machine's accelerators, with none here to look at, assumes 16 GiB each.
+    accelerator = machine.accelerator_memory or 16 << 30
+    memory = 0.8 * accelerator if device == "cuda" else 0.25 * machine.memory / replicas
     free = memory - 4 * max(4, width) * appetite.parameters
     return max(1, int(free / (2 * width * max(1, appetite.activations))))
 

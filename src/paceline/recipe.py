@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field
 
 from paceline.duration import Duration, Rate
 from paceline.spec import Settings
@@ -16,11 +15,21 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Colour = tuple[float, float, float]
 
 
-def _refuse_clock(*durations: Duration) -> None:
+def _refuse_clock(duration: Duration) -> Duration:
     """A recipe is the same run on a slow machine, so nothing in it may follow the clock."""
-    for duration in durations:
-        if duration.unit == "seconds":
-            raise ValueError(f"'{duration}' depends on the machine's speed; write epochs, steps, images or %")
+    if duration.unit == "seconds":
+        raise ValueError(f"'{duration}' depends on the machine's speed; write epochs, steps, images or %")
+    return duration
+
+
+def _refuse_nothing(duration: Duration) -> Duration:
+    if duration.amount <= 0:
+        raise ValueError("expected more than nothing")
+    return duration
+
+
+Length = Annotated[Duration, AfterValidator(_refuse_clock)]
+Interval = Annotated[Length, AfterValidator(_refuse_nothing)]
 
 
 @dataclass(frozen=True)
@@ -196,7 +205,7 @@ class Constant(Settings):
     """The peak learning rate throughout, after warm-up."""
 
     name: Literal["constant"]
-    warmup: Duration = Duration.parse("0 steps")
+    warmup: Length = Duration.parse("0 steps")
     """How long the learning rate climbs from zero; the schedule runs on underneath."""
 
 
@@ -204,11 +213,11 @@ class Stepped(Settings):
     """Multiplied by `factor` at each of the `drops`."""
 
     name: Literal["stepped"]
-    drops: tuple[Duration, ...]
+    drops: tuple[Length, ...]
     """When the learning rate falls, such as [50%, 75%] or [80 epochs, 120 epochs]."""
     factor: Annotated[float, Field(gt=0)] = 0.1
     """What it is multiplied by at each drop."""
-    warmup: Duration = Duration.parse("0 steps")
+    warmup: Length = Duration.parse("0 steps")
     """How long the learning rate climbs from zero; the schedule runs on underneath."""
 
 
@@ -216,7 +225,7 @@ class Cosine(Settings):
     """Half a cosine from the peak to zero."""
 
     name: Literal["cosine"]
-    warmup: Duration = Duration.parse("0 steps")
+    warmup: Length = Duration.parse("0 steps")
     """How long the learning rate climbs from zero."""
     after_warmup: bool = False
     """Start the cosine when warm-up ends instead of running it underneath (masked, as the older systems do)."""
@@ -228,9 +237,9 @@ class Exponential(Settings):
     name: Literal["exponential"]
     factor: Annotated[float, Field(gt=0)] = 0.97
     """What the learning rate is multiplied by."""
-    every: Duration
+    every: Interval
     """How long each value lasts, such as 2.4 epochs."""
-    warmup: Duration = Duration.parse("0 steps")
+    warmup: Length = Duration.parse("0 steps")
     """How long the learning rate climbs from zero; the schedule runs on underneath."""
 
 
@@ -242,7 +251,7 @@ class Polynomial(Settings):
     """Shape of the fall: 1 is a straight line."""
     end: Annotated[float, Field(ge=0)] = 0.0
     """The last learning rate, absolute."""
-    warmup: Duration = Duration.parse("0 steps")
+    warmup: Length = Duration.parse("0 steps")
     """How long the learning rate climbs from zero."""
     first: Literal[0, 1] = 0
     """What the schedule calls the first step: 0 (TensorFlow, whose first learning rate is then zero) or 1 (NVIDIA)."""
@@ -276,17 +285,10 @@ class Augment(Settings):
 class Evaluate(Settings):
     """When the validation images are judged; the end of a run always is."""
 
-    every: Duration = Duration.parse("1 epoch")
+    every: Interval = Duration.parse("1 epoch")
     """How often."""
-    offset: Duration = Duration.parse("0 epochs")
+    offset: Length = Duration.parse("0 epochs")
     """How long before the rhythm starts: every 4 epochs with offset 3 epochs judges after epochs 3, 7, 11, ..."""
-
-    @model_validator(mode="after")
-    def _positive(self) -> Evaluate:
-        _refuse_clock(self.every, self.offset)
-        if self.every.amount <= 0:
-            raise ValueError("'every' must be more than nothing")
-        return self
 
 
 class Recipe(Settings):
@@ -299,10 +301,10 @@ class Recipe(Settings):
     data: Annotated[Data, Field(discriminator="name")] | None = None
     """The images, by name; left out, they are recognised in the folder given by --data."""
     global_batch: Count
-    """Images per optimiser step, over the whole machine."""
+    """Images per optimiser step, over all replicas."""
     norm_batch: Count | None = None
     """Images that share one batch-norm statistic; left out, all images of a step do."""
-    epochs: Annotated[float, Field(gt=0)]
+    epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """How often the training images are seen."""
     tail: Literal["flow", "drop"] = "flow"
     """What becomes of an epoch's last images that do not fill a step: they flow into the next epoch's first step, or
@@ -325,16 +327,5 @@ class Recipe(Settings):
     """What happens to training images."""
     evaluate: Evaluate = Evaluate()
     """When validation images are judged."""
-    report: Duration = Duration.parse("0.1 epochs")
+    report: Interval = Duration.parse("0.1 epochs")
     """How often losses are read from the device and reported."""
-
-    @model_validator(mode="after")
-    def _sensible(self) -> Recipe:
-        _refuse_clock(self.report)
-        for value in vars(self.schedule).values():
-            _refuse_clock(*(v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, Duration)))
-        if self.report.amount <= 0:
-            raise ValueError("'report' must be more than nothing")
-        if not math.isfinite(self.epochs):
-            raise ValueError("'epochs' must be a finite number")
-        return self

@@ -157,6 +157,7 @@ def numbers_of(plan: Plan) -> Row:
         "micro-batch": plan.micro_batch,
         "micro-batches per step": plan.micro_batches,
         "rounds per step": plan.rounds,
+        "replicas without work": max(0, plan.replicas - plan.micro_batches),
         "norm batch": plan.norm_batch,
         "norm groups per micro-batch": plan.norm_groups if plan.norm_batch else None,
         "replicas per norm group": plan.norm_replicas if plan.norm_batch else None,

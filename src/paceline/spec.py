@@ -80,6 +80,8 @@ def override(tree: Tree, word: str, model: type[Settings]) -> None:
     if path[-1] == "name" and section.get("name") not in (None, value):
         _forget_other_kind(tree, section, path[:-1], str(value), model)
     section[path[-1]] = value
+    for old in [known for known in tree.places if known[: len(path)] == path]:
+        del tree.places[old]
     tree.places.update(dict.fromkeys([path, *written.places], place))
 
 
@@ -223,7 +225,7 @@ def _locate(loc: Path, values: Any, model: type[Settings]) -> tuple[Path, type[S
     around: type[Settings] | None = model
     choices: dict[str, type[Settings]] = {}
     for step in loc:
-        if step in choices and not (isinstance(values, dict) and step in values):
+        if step in choices:
             around, choices = choices[str(step)], {}
             continue
         info = around.model_fields.get(str(step)) if around and not choices else None

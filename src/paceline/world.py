@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import re
 import shutil
@@ -121,21 +122,29 @@ def join(plan: Plan, launch: Launch | None) -> World:
         _die_with_parent()
     kind = plan.placement.device
     _check_device(kind)
-    device = torch.device("cuda", launch.local_rank if launch else 0) if kind == "cuda" else torch.device(kind)
+    device = torch.device(kind)
     if kind == "cuda":
+        # A launcher may show each process its own accelerator only.
+        device = torch.device("cuda", (launch.local_rank if launch else 0) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     if launch is None or launch.count == 1:
         return World(device)
     timeout = timedelta(seconds=plan.placement.timeout)
-    store = _meet(launch, timeout)
+    store = _meet(launch, timeout, _digest(plan))
     dist.init_process_group(
         "nccl" if kind == "cuda" else "gloo", store=store, rank=launch.rank, world_size=launch.count, timeout=timeout
     )
     return World(device, launch.rank, launch.count, store)
 
 
-def _meet(launch: Launch, timeout: timedelta) -> Any:
-    """The store all replicas share, once everyone is there; who stays away is named."""
+def _digest(plan: Plan) -> str:
+    """What all replicas must agree on: the recipe and how its steps are cut."""
+    shared = plan.placement.model_dump_json(include={"replicas", "micro_batch", "precision", "device"})
+    return hashlib.sha256((plan.recipe.model_dump_json() + shared).encode()).hexdigest()
+
+
+def _meet(launch: Launch, timeout: timedelta, digest: str) -> Any:
+    """The store all replicas share, once everyone is there with the same plan; who is missing or differs is named."""
     host = f"{launch.address}:{launch.port}"
     opens = launch.rank == 0 and not launch.store_is_there
     try:
@@ -143,7 +152,7 @@ def _meet(launch: Launch, timeout: timedelta) -> Any:
     except (RuntimeError, dist.DistError) as fault:
         raise Broken(f"no meeting place at {host}: {str(fault).splitlines()[0][:160]}") from None
     store = PrefixStore(f"paceline/{launch.attempt}", base)
-    store.set(f"here/{launch.rank}", "yes")
+    store.set(f"here/{launch.rank}", digest)
     try:
         store.wait([f"here/{rank}" for rank in range(launch.count)], timeout)
     except (RuntimeError, dist.DistError):
@@ -151,6 +160,9 @@ def _meet(launch: Launch, timeout: timedelta) -> Any:
         raise Broken(
             f"replica {', '.join(absent)} did not come to {host} within {timeout.total_seconds():g} s"
         ) from None
+    other = [str(rank) for rank in range(launch.count) if store.get(f"here/{rank}").decode() != digest]
+    if other:
+        raise Broken(f"replica {', '.join(other)} has another plan than replica {launch.rank}; give all the same words")
     return store
 
 

@@ -11,6 +11,7 @@ from conftest import SMALL, make_plan, make_recipe
 from paceline import placement
 from paceline import plan as planning
 from paceline.errors import PlanError, UserError
+from paceline.launch import Launch
 from paceline.machine import Machine
 from paceline.placement import Placement
 from paceline.plan import Appetite, Plan
@@ -26,13 +27,13 @@ def decide(
     *words: str,
     machine: Machine = LAPTOP,
     appetite: Appetite = SMALL_APPETITE,
-    launched: int | None = None,
+    launch: Launch | None = None,
     **on: object,
 ) -> Plan:
     """The plan of a small recipe on a placement and a machine."""
     recipe = make_recipe(*words)
     assert recipe.data is not None
-    return planning.make_plan(recipe, Placement.model_validate(on), recipe.data, machine, appetite, launched)
+    return planning.make_plan(recipe, Placement.model_validate(on), recipe.data, machine, appetite, launch)
 
 
 def test_every_placement_key_is_of_exactly_one_kind() -> None:
@@ -79,7 +80,7 @@ def test_device_replicas_and_precision_follow_the_machine_unless_asked(
         (LAPTOP, {"replicas": 4}, 2, 2),
         (LAPTOP, {"replicas": 16}, 1, 1),
         (SERVER, {}, 8, 8),
-        (SERVER, {"replicas": 2}, 8, 8),
+        (SERVER, {"replicas": 2}, 32, 16),
         (SERVER, {"device": "cpu"}, 64, 16),
         (LAPTOP, {"cpu_threads": 3, "loader_threads": 5}, 3, 5),
     ],
@@ -106,17 +107,28 @@ def test_small_data_stays_on_the_device(words: tuple[str, ...], resident: bool) 
     assert decide(*words, resident=not resident).placement.resident is not resident
 
 
+def launch(count: int, local_count: int) -> Launch:
+    return Launch(0, count, 0, local_count, "host", 1, store_is_there=False)
+
+
 def test_a_launcher_s_processes_are_the_replicas() -> None:
-    assert decide(launched=4).replicas == 4
-    assert decide(launched=4, replicas=4).replicas == 4
+    assert decide(launch=launch(4, 4)).replicas == 4
+    assert decide(launch=launch(4, 4), replicas=4).replicas == 4
     with pytest.raises(PlanError, match=r"^the launcher started 4 processes, and on.replicas is 2; make them equal$"):
-        decide(launched=4, replicas=2)
+        decide(launch=launch(4, 4), replicas=2)
+
+
+def test_the_processes_of_one_host_share_its_cores() -> None:
+    placed = decide(launch=launch(4, 2)).placement
+    assert (placed.cpu_threads, placed.loader_threads) == (4, 4)
+    bound = Machine(cores=3, memory=16 * GIB, bound=True)  # the launcher has cut the host's cores up already
+    assert decide(launch=launch(4, 2), machine=bound).placement.cpu_threads == 3
 
 
 def test_more_replicas_than_accelerators_are_refused_unless_a_launcher_has_more_hosts() -> None:
     with pytest.raises(PlanError, match=r"^on.replicas=16, and only 8 accelerators are visible$"):
         decide("norm_batch=1", machine=SERVER, replicas=16)
-    assert decide("norm_batch=1", machine=SERVER, launched=16).replicas == 16
+    assert decide("norm_batch=1", machine=SERVER, launch=launch(16, 8)).replicas == 16
     assert decide("norm_batch=1", machine=SERVER, replicas=16, device="cpu").replicas == 16
 
 

@@ -90,7 +90,7 @@ def plan_job(
     data: Data = recipe.data
     machine, launch = this_machine(), launched()
     appetite = tables.appetite(recipe.model, data.facts)
-    plan = make_plan(recipe, placement, data, machine, appetite, launch.count if launch else None)
+    plan = make_plan(recipe, placement, data, machine, appetite, launch)
     return Job(name, plan, placement, folder, written, placed, machine, launch)
 
 

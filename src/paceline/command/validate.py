@@ -51,6 +51,7 @@ def judge(job: Job, run: Run, steps: list[int]) -> list[dict[str, Any]]:
     """Evaluate each checkpoint and append what was found to the record."""
     from paceline.data.loader import open_loader
     from paceline.data.source import open_source
+    from paceline.sink.csv import Csv
     from paceline.train.evaluate import evaluate
     from paceline.train.session import settle_torch
     from paceline.train.state import fresh, restore
@@ -77,5 +78,7 @@ def judge(job: Job, run: Run, steps: list[int]) -> list[dict[str, Any]]:
             "images_per_second": found["images"] / seconds,
         }
         rows.append(run.write("validation", **row))
+    if world.first:
+        Csv(run.folder, run.rows(), plan.steps)
     world.close()
     return [{key: value for key, value in row.items() if key != "kind"} for row in rows]

@@ -21,6 +21,9 @@ from paceline.recipe import Cifar, Made, Shapes
 Pictures = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 
+POOL = 256
+"""How many different pictures `generated` and `synthetic` sets have."""
+
 SHAPES_VERSION = 1
 """Goes up whenever `shapes` is drawn differently, so that an older cache is not used."""
 
@@ -126,8 +129,8 @@ def _keep(path: Path, content: bytes) -> None:
 
 
 def _made(plan: Plan, split: str, count: int) -> Split:
-    """A pool of random pictures that stands for `count` of them."""
-    pool = min(count, max(64, plan.micro_batch))
+    """A pool of random pictures that stands for `count` of them; its size may not depend on the placement."""
+    pool = min(count, POOL)
     side, channels = plan.facts.side, plan.facts.channels
     size = pool * side * side * channels
     words = keyed.words(keyed.key(plan.recipe.seed, "made", split), np.arange((size + 15) // 16, dtype=np.int64))

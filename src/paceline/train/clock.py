@@ -16,7 +16,7 @@ from paceline.train.state import State
 
 
 class Clock:
-    """Seconds of training, of waiting for images and of judging; time between a kill and a resume does not count."""
+    """Seconds of training, of waiting for images and of pauses; time between a kill and a resume does not count."""
 
     def __init__(self, plan: Plan, rows: list[Row], step: int) -> None:
         self._plan = plan
@@ -24,7 +24,7 @@ class Clock:
         self._total = before[-1]["total_seconds"] if before else 0.0
         self._mark = time.perf_counter()
         self._step = step
-        self._waited = self._judged = self._judging = 0.0
+        self._waited = self._paused = self._last_pause = 0.0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -34,19 +34,19 @@ class Clock:
         self._waited += time.perf_counter() - start
 
     @contextmanager
-    def judging(self) -> Iterator[None]:
-        """What happens inside is validation, not training."""
+    def pause(self) -> Iterator[None]:
+        """What happens inside is validating or saving, not training."""
         start = time.perf_counter()
         yield
-        self._judging = time.perf_counter() - start
-        self._judged += self._judging
+        self._last_pause = time.perf_counter() - start
+        self._paused += self._last_pause
 
     def report(self, state: State) -> dict[str, Any]:
         """The row of a report, and the sums start anew. The one place where the host waits for the device."""
         plan = self._plan
         sums = torch.cat([state.tally, state.last, state.bad_steps[None]]).tolist()
         now = time.perf_counter()
-        seconds = max(now - self._mark - self._judged, 1e-9)
+        seconds = max(now - self._mark - self._paused, 1e-9)
         self._total += now - self._mark
         images = (state.step - state.reported) * plan.global_batch
         done = (state.step - self._step) * plan.global_batch
@@ -67,12 +67,12 @@ class Clock:
         }
         state.tally.zero_()
         state.reported = self._step = state.step
-        self._mark, self._waited, self._judged = now, 0.0, 0.0
+        self._mark, self._waited, self._paused = now, 0.0, 0.0
         return row
 
     def validation(self, step: int, row: dict[str, float | int]) -> dict[str, Any]:
         """The row of a validation."""
-        seconds = max(self._judging, 1e-9)
+        seconds = max(self._last_pause, 1e-9)
         return {
             "step": step,
             "epoch": self._plan.epoch(step),

@@ -36,11 +36,12 @@ def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink
             # Reading the sums is the loop's only wait for the device.
             sink.report(run.write("report", **clock.report(state)))
         if last or judgements.due(state.step):
-            with clock.judging():
+            with clock.pause():
                 row = evaluate(plan, world, state.network, loader)
             sink.validation(run.write("validation", **clock.validation(state.step, row)))
         if last or (saves and saves.due(state.step)) or wishes.save or wishes.stop:
-            save(plan, run, state)
+            with clock.pause():
+                save(plan, run, state)
     return state.step == plan.steps
 
 

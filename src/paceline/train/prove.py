@@ -74,7 +74,7 @@ class Trial:
             port = probe.getsockname()[1]
         crew: list[BaseProcess] = []
         for rank in range(plan.replicas):
-            launch = Launch(rank, plan.replicas, rank, "127.0.0.1", port, store_is_there=False)
+            launch = Launch(rank, plan.replicas, rank, plan.replicas, "127.0.0.1", port, store_is_there=False)
             work = (plan, launch, self._folder, self._data, self._steps, saving)
             crew.append(self._context.Process(target=_run, args=work, daemon=True))
         for process in crew:

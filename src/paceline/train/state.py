@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.errors import RunError
 from paceline.model.init import initialise
 from paceline.model.whole import TALLY, Whole, exact
-from paceline.optim.build import Optimiser
+from paceline.optim.build import Optimiser, build_optimiser
 from paceline.plan import Plan
 from paceline.world import World
 
@@ -40,7 +40,7 @@ class State:
 def fresh(plan: Plan, world: World) -> State:
     """The state before the first step, weights not yet set: `begin` or `restore` sets them."""
     network = Whole(plan, world)
-    optimiser = Optimiser(network.module.named_parameters(), plan.recipe)
+    optimiser = build_optimiser(network.module.named_parameters(), plan.recipe)
     sums = torch.zeros(2, len(TALLY), dtype=exact(world.device), device=world.device)
     return State(network, optimiser, sums[0], sums[1], sums.new_zeros(()))
 

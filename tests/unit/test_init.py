@@ -1,0 +1,141 @@
+"""Initial weights: their spread, the roles that start at zero, and that only seed and name decide them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from conftest import make_recipe
+from paceline.model.build import build_network
+from paceline.model.init import initialise
+from paceline.model.norm import NormAct
+from paceline.model.resnet import Unit
+from paceline.recipe import Facts, Init
+
+FACTS = Facts(1, 1, 10, 32)
+GOLDEN = "236b53c0c0ddf15766ceeabc84d716f024fb6d083ab45bcfbd81a0a4e2c22f0b"
+
+
+def network(*words: str, seed: int = 0) -> nn.Sequential:
+    recipe = make_recipe(*words)
+    built = build_network(recipe, FACTS)
+    initialise(built, recipe.init, seed)
+    return built
+
+
+@pytest.mark.parametrize(
+    ("kind", "spread", "limit"),
+    [
+        ("he-fan-out", math.sqrt(2 / (48 * 9)), None),
+        ("he-fan-in", math.sqrt(2 / (32 * 9)), None),
+        ("truncated-fan-in", math.sqrt(1 / (32 * 9)), 2 / 0.87962566103423978),
+        ("glorot-uniform", math.sqrt(2 / (80 * 9)), math.sqrt(3)),
+    ],
+)
+def test_convolutions_start_with_the_spread_of_their_kind(kind: str, spread: float, limit: float | None) -> None:
+    conv = nn.Conv2d(32, 48, 3, bias=False).double()
+    initialise(conv, Init.model_validate({"conv": kind}), seed=0)
+    weight = conv.weight.detach()
+    close = 5 / math.sqrt(weight.numel())
+    assert abs(weight.mean()) < close * spread
+    assert weight.square().mean().sqrt() == pytest.approx(spread, rel=close)
+    largest = float(weight.abs().max()) / spread
+    assert largest > 3.5 if limit is None else 0.99 * limit < largest <= limit
+
+
+@pytest.mark.parametrize(
+    ("kind", "spread", "limit", "random_bias"),
+    [
+        ("uniform-fan-in", 1 / math.sqrt(3 * 200), math.sqrt(3), True),
+        ("glorot-uniform", math.sqrt(2 / 250), math.sqrt(3), False),
+        ("normal-0.01", 0.01, None, False),
+    ],
+)
+def test_the_classifier_starts_with_the_spread_of_its_kind(
+    kind: str, spread: float, limit: float | None, random_bias: bool
+) -> None:
+    dense = nn.Linear(200, 50).double()
+    initialise(dense, Init.model_validate({"dense": kind}), seed=0)
+    weight, bias = dense.weight.detach(), dense.bias.detach()
+    assert weight.square().mean().sqrt() == pytest.approx(spread, rel=5 / math.sqrt(weight.numel()))
+    largest = float(weight.abs().max()) / spread
+    assert largest > 3 if limit is None else 0.99 * limit < largest <= limit
+    assert bool(bias.any()) is random_bias
+    assert float(bias.abs().max()) <= 1 / math.sqrt(200)
+
+
+def test_weights_depend_on_their_name_and_not_on_what_else_the_network_has() -> None:
+    small, large = network("model=resnet8"), network("model=resnet20")
+    theirs = dict(large.named_parameters())
+    for name, parameter in small.named_parameters():
+        assert torch.equal(parameter, theirs[name])
+    first, second = theirs["stage1/unit1.conv1.weight"], theirs["stage1/unit2.conv1.weight"]
+    assert first.shape == second.shape
+    assert not torch.equal(first, second)
+
+
+def test_weights_depend_on_the_seed() -> None:
+    one, other = dict(network(seed=1).named_parameters()), dict(network(seed=2).named_parameters())
+    for name in ("stem.conv.weight", "head.dense.weight", "head.dense.bias"):
+        assert not torch.equal(one[name], other[name])
+
+
+def test_weights_do_not_depend_on_torch_s_own_random_state_or_memory_order() -> None:
+    one = network()
+    other = build_network(make_recipe(), FACTS).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.fill_(float("nan"))
+    initialise(other, make_recipe().init, 0)
+    for name, parameter in one.named_parameters():
+        assert torch.equal(parameter, dict(other.named_parameters())[name])
+
+
+def test_float32_weights_are_the_float64_ones_rounded() -> None:
+    narrow, wide = network(), build_network(make_recipe(), FACTS).double()
+    initialise(wide, make_recipe().init, 0)
+    for name, parameter in narrow.named_parameters():
+        assert torch.equal(parameter, dict(wide.named_parameters())[name].float())
+
+
+def test_initial_weights_do_not_change_between_versions() -> None:
+    digest = hashlib.sha256()
+    for name, parameter in network().named_parameters():
+        digest.update(name.encode() + parameter.detach().numpy().tobytes())
+    assert digest.hexdigest() == GOLDEN
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "branch", "projected", "projection"),
+    [
+        ("resnet26", "none", 1, 1, 1),
+        ("resnet26", "residual", 0, 0, 1),
+        ("resnet26", "identity", 0, 1, 1),
+        ("resnet26", "one-branch", 0, 1, 0),
+        ("resnet18", "residual", 0, 0, 1),
+        ("resnet18", "one-branch", 0, 1, 0),
+    ],
+)
+def test_zero_gamma_starts_the_norms_of_its_roles_at_zero(
+    model: str, kind: str, branch: int, projected: int, projection: int
+) -> None:
+    recipe = make_recipe(f"model={model}", f"init.zero_gamma={kind}")
+    with torch.device("meta"):
+        built = build_network(recipe, FACTS)
+    for part in built.modules():
+        if isinstance(part, NormAct):
+            part.to_empty(device="cpu")
+            initialise(part, recipe.init, 0)
+    units = [part for part in built.modules() if isinstance(part, Unit)]
+    assert {unit.projects for unit in units} == {True, False}
+    for unit in units:
+        last = unit.norm3 if unit.bottleneck else unit.norm2
+        assert torch.all(last.weight == (projected if unit.projects else branch))
+        assert torch.all(unit.norm1.weight == 1)
+        if unit.projects:
+            assert torch.all(unit.projection_norm.weight == projection)
+    assert all(torch.all(part.bias == 0) for part in built.modules() if isinstance(part, NormAct))

@@ -1,0 +1,314 @@
+"""Normalisation: torch's own numbers for one group, separate ones for ghost groups, statistics that move once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline import keyed
+from paceline.model.norm import BatchNormAct, GroupNormAct, NormAct, Statistics
+
+CHANNELS = 5
+GOOD = torch.zeros(())
+BAD = torch.ones(())
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small tensors are slower on several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def numbers(name: str, *shape: int) -> Tensor:
+    """Keyed normal numbers in float64, a little off zero."""
+    count = int(torch.Size(shape).numel())
+    return torch.from_numpy(keyed.normals(keyed.key(0, name), count)).view(shape) * 1.7 + 0.4
+
+
+def make_norm(groups_of: int, passes: int, *, activate: bool = False) -> tuple[BatchNormAct, Statistics]:
+    """A norm in float64 with scales, shifts and running statistics of its own."""
+    norm = BatchNormAct(CHANNELS, 0.1, 1e-5, activate).double()
+    for name, values in norm.state_dict().items():
+        values.copy_(numbers(name, CHANNELS).abs() + 0.1)
+    norm.images = groups_of
+    return norm, Statistics(norm, passes)
+
+
+def make_reference(norm: BatchNormAct, momentum: float) -> nn.BatchNorm2d:
+    """torch's batch norm with the same numbers."""
+    reference = nn.BatchNorm2d(CHANNELS, momentum=momentum, eps=norm.epsilon).double()
+    reference.load_state_dict(norm.state_dict(), strict=False)
+    return reference
+
+
+def close(one: Tensor | None, other: Tensor | None) -> bool:
+    assert one is not None
+    assert other is not None
+    return torch.allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_one_group_is_torch_s_batch_norm_in_outputs_gradients_and_statistics() -> None:
+    norm, statistics = make_norm(12, passes=1)
+    reference = make_reference(norm, norm.momentum)
+    for step in range(3):
+        x, weights = numbers(f"x{step}", 12, CHANNELS, 3, 4), numbers(f"w{step}", 12, CHANNELS, 3, 4)
+        ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        y, expected = norm(ours), reference(theirs)
+        (y * weights).sum().backward()
+        (expected * weights).sum().backward()
+        statistics.settle(statistics.collect(), 1, GOOD)
+        assert close(y, expected)
+        assert close(ours.grad, theirs.grad)
+        assert close(norm.weight.grad, reference.weight.grad)
+        assert close(norm.bias.grad, reference.bias.grad)
+        assert close(norm.running_mean, reference.running_mean)
+        assert close(norm.running_var, reference.running_var)
+    norm.eval()
+    reference.eval()
+    assert close(norm(numbers("new", 4, CHANNELS, 2, 2)), reference(numbers("new", 4, CHANNELS, 2, 2)))
+
+
+def test_ghost_groups_are_separate_batch_norms_over_neighbours() -> None:
+    norm, statistics = make_norm(4, passes=3)
+    x, weights = numbers("x", 12, CHANNELS, 3, 3), numbers("w", 12, CHANNELS, 3, 3)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    references = [make_reference(norm, 1.0) for _ in range(3)]
+    y = norm(ours)
+    expected = torch.cat([bn(part) for bn, part in zip(references, theirs.split(4), strict=True)])
+    (y * weights).sum().backward()
+    (expected * weights).sum().backward()
+    assert close(y, expected)
+    assert close(ours.grad, theirs.grad)
+    assert close(norm.weight.grad, sum_of([bn.weight.grad for bn in references]))
+    assert close(norm.bias.grad, sum_of([bn.bias.grad for bn in references]))
+    before = norm.running_mean.clone(), norm.running_var.clone()
+    statistics.settle(statistics.collect(), 3, GOOD)
+    for was, running, seen in zip(
+        before, (norm.running_mean, norm.running_var), ("running_mean", "running_var"), strict=True
+    ):
+        mean = sum_of([getattr(bn, seen) for bn in references]) / 3
+        assert close(running, 0.9 * was + 0.1 * mean)
+
+
+def sum_of(tensors: list[Tensor | None]) -> Tensor:
+    return torch.stack([tensor for tensor in tensors if tensor is not None]).sum(0)
+
+
+@pytest.mark.parametrize("passes", [1, 2, 4])
+def test_running_statistics_move_once_per_step_however_it_is_cut(passes: int) -> None:
+    x = numbers("x", 16, CHANNELS, 2, 3)
+    expected, whole = make_norm(4, passes=4)
+    expected(x)
+    whole.settle(whole.collect(), 4, GOOD)
+    norm, statistics = make_norm(4, passes=4)
+    before = norm.running_mean.clone()
+    for part in x.split(16 // passes):
+        norm(part)
+        assert torch.equal(norm.running_mean, before)  # a pass alone moves nothing
+    statistics.settle(statistics.collect(), 4, GOOD)
+    assert close(norm.running_mean, expected.running_mean)
+    assert close(norm.running_var, expected.running_var)
+    assert not torch.equal(norm.running_mean, before)
+
+
+def test_two_steps_are_not_mixed_up() -> None:
+    norm, statistics = make_norm(4, passes=2)
+    reference = make_reference(norm, 0.1)
+    for step in range(2):
+        parts = [numbers(f"{step}/{part}", 4, CHANNELS, 2, 2) for part in range(2)]
+        seen = []
+        for part in parts:
+            norm(part)
+            alone = make_reference(norm, 1.0)
+            alone(part)
+            seen.append(alone.running_mean)
+        expected = 0.9 * reference.running_mean + 0.1 * (seen[0] + seen[1]) / 2  # type: ignore[operator]
+        reference.running_mean = expected
+        statistics.settle(statistics.collect(), 2, GOOD)
+        assert close(norm.running_mean, expected)
+
+
+def test_a_bad_step_moves_no_statistics_and_leaves_nothing_behind() -> None:
+    norm, statistics = make_norm(4, passes=1)
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
+    norm(torch.full((4, CHANNELS, 2, 2), float("nan"), dtype=torch.float64))
+    statistics.settle(statistics.collect(), 1, BAD)
+    assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
+    fresh, moved = make_norm(4, passes=1)
+    x = numbers("x", 4, CHANNELS, 2, 2)
+    for one, its in ((norm, statistics), (fresh, moved)):
+        one(x)
+        its.settle(its.collect(), 1, GOOD)
+    assert torch.equal(norm.running_mean, fresh.running_mean)
+    assert torch.equal(norm.running_var, fresh.running_var)
+
+
+def test_statistics_of_several_norms_are_kept_apart_and_stay_in_the_state() -> None:
+    both = nn.Sequential(BatchNormAct(3, 0.1, 1e-5), BatchNormAct(3, 0.1, 1e-5)).double()
+    statistics = Statistics(both, passes=1)
+    for part in both:
+        assert isinstance(part, BatchNormAct)
+        part.images = 4
+    x = numbers("x", 4, 3, 2, 2)
+    both(x)
+    statistics.settle(statistics.collect(), 1, GOOD)
+    first, second = both[0].running_mean, both[1].running_mean
+    assert isinstance(first, Tensor)
+    assert isinstance(second, Tensor)
+    assert close(first, 0.1 * x.mean((0, 2, 3)))
+    assert not close(first, second)
+    assert torch.equal(both.state_dict()["0.running_mean"], first)
+    both.load_state_dict({name: torch.zeros_like(value) for name, value in both.state_dict().items()})
+    both.eval()
+    both(x)
+    assert not first.any()  # loading writes through to the row that statistics move
+
+
+def test_a_network_without_batch_norm_keeps_no_statistics() -> None:
+    statistics = Statistics(nn.Sequential(NormAct(3), GroupNormAct(4, 2, 1e-5)), passes=2)
+    assert statistics.collect() is None
+    statistics.settle(None, 0, GOOD)
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    """Run `work(replica)` side by side, as replicas do."""
+    faults: list[BaseException] = []
+
+    def guarded(replica: int) -> None:
+        try:
+            work(replica)
+        except BaseException as fault:
+            faults.append(fault)
+            raise
+
+    threads = [threading.Thread(target=guarded, args=(replica,)) for replica in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not faults
+
+
+class Circle:
+    """Neighbours that are threads: what each brings is put together when all have come."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.barrier = threading.Barrier(count, timeout=30)
+        self.brought: list[Tensor] = [torch.empty(0)] * count
+
+    def seat(self, replica: int) -> Seat:
+        return Seat(self, replica)
+
+    def bring(self, replica: int, values: Tensor) -> Tensor:
+        self.brought[replica] = values.clone()
+        self.barrier.wait()
+        everyone = torch.stack(self.brought)
+        self.barrier.wait()
+        return everyone
+
+
+class Seat:
+    """One replica's place in a circle."""
+
+    def __init__(self, circle: Circle, replica: int) -> None:
+        self.circle, self.replica, self.count = circle, replica, circle.count
+
+    def gather(self, values: Tensor) -> Tensor:
+        return self.circle.bring(self.replica, values)
+
+    def sum(self, values: Tensor) -> Tensor:
+        return self.circle.bring(self.replica, values).sum(0)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_group_across_replicas_is_one_batch_norm_over_all_their_images(count: int) -> None:
+    size = 4
+    x = numbers("x", count * size, CHANNELS, 3, 2)
+    weights = numbers("w", count * size, CHANNELS, 3, 2)
+    whole, moved = make_norm(count * size, passes=1)
+    reference = make_reference(whole, 0.1)
+    theirs = x.clone().requires_grad_()
+    expected = reference(theirs)
+    (expected * weights).sum().backward()
+    circle = Circle(count)
+    made = [make_norm(size, passes=1) for _ in range(count)]
+    ours = [part.clone().requires_grad_() for part in x.split(size)]
+    outputs: list[Tensor] = [torch.empty(0)] * count
+
+    def work(replica: int) -> None:
+        norm = made[replica][0]
+        norm.neighbours = circle.seat(replica)
+        outputs[replica] = norm(ours[replica])
+        (outputs[replica] * weights.split(size)[replica]).sum().backward()
+
+    in_threads(count, work)
+    assert close(torch.cat(outputs), expected)
+    assert close(torch.cat([part.grad for part in ours if part.grad is not None]), theirs.grad)
+    assert close(sum_of([norm.weight.grad for norm, _ in made]), reference.weight.grad)
+    assert close(sum_of([norm.bias.grad for norm, _ in made]), reference.bias.grad)
+    sums = sum_of([statistics.collect() for _, statistics in made])
+    for norm, statistics in made:
+        statistics.settle(sums, 1, GOOD)
+        assert close(norm.running_mean, reference.running_mean)
+        assert close(norm.running_var, reference.running_var)
+    assert moved.norms == [whole]
+
+
+@pytest.mark.parametrize("shortcut", [False, True])
+@pytest.mark.parametrize("activate", [False, True])
+@pytest.mark.parametrize("kind", ["batch", "group", "none"])
+def test_norm_then_shortcut_then_activation(kind: str, activate: bool, shortcut: bool) -> None:
+    norm: NormAct = {
+        "batch": BatchNormAct(CHANNELS, 0.1, 1e-5, activate),
+        "group": GroupNormAct(CHANNELS, 1, 1e-5, activate),
+        "none": NormAct(CHANNELS, activate),
+    }[kind].double()
+    with torch.no_grad():
+        norm.weight.copy_(numbers("weight", CHANNELS))
+        norm.bias.copy_(numbers("bias", CHANNELS))
+    norm.eval()
+    x, beside = numbers("x", 4, CHANNELS, 3, 3), numbers("beside", 4, CHANNELS, 3, 3)
+    kept = x.clone(), beside.clone()
+    plain = {
+        "batch": F.batch_norm(x, torch.zeros(CHANNELS).double(), torch.ones(CHANNELS).double(), norm.weight, norm.bias),
+        "group": F.group_norm(x, 1, norm.weight, norm.bias),
+        "none": x * norm.weight[:, None, None] + norm.bias[:, None, None],
+    }[kind]
+    expected = plain + beside if shortcut else plain
+    expected = expected.clamp_min(0) if activate else expected
+    assert close(norm(x, beside) if shortcut else norm(x), expected)
+    assert torch.equal(x, kept[0])
+    assert torch.equal(beside, kept[1])  # neither input is changed in place
+    assert activate == bool((expected >= 0).all())
+
+
+@pytest.mark.parametrize(
+    ("channels", "asked", "groups"), [(64, 32, 32), (16, 32, 16), (24, 16, 12), (7, 4, 1), (10, 4, 2), (1, 32, 1)]
+)
+def test_a_narrow_layer_uses_as_many_groups_as_divide_it(channels: int, asked: int, groups: int) -> None:
+    norm = GroupNormAct(channels, asked, 1e-5, activate=False).double()
+    x = numbers("x", 3, channels, 4, 4)
+    assert norm.groups == groups
+    assert close(norm(x), F.group_norm(x, groups))
+    assert close(norm(x)[1:2], norm(x[1:2]))  # each image by itself
+
+
+def test_gradients_flow_through_shortcut_and_activation() -> None:
+    norm, _ = make_norm(4, passes=1, activate=True)
+    x, beside = numbers("x", 4, CHANNELS, 2, 2).requires_grad_(), numbers("b", 4, CHANNELS, 2, 2).requires_grad_()
+    reference = make_reference(norm, 0.1)
+    norm(x, beside).square().sum().backward()
+    ours = x.grad, beside.grad
+    x.grad = beside.grad = None
+    F.relu(reference(x) + beside).square().sum().backward()
+    assert close(ours[0], x.grad)
+    assert close(ours[1], beside.grad)

@@ -1,0 +1,142 @@
+"""The network on its device: the loss is summed over images by either smoothing, and only real images are judged."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from conftest import make_plan
+from paceline.data.loader import MicroBatch, open_loader
+from paceline.data.source import open_source
+from paceline.errors import UserError
+from paceline.model.init import initialise
+from paceline.model.whole import Whole
+from paceline.plan import Plan
+from paceline.world import World
+
+WORLD = World(torch.device("cpu"))
+EXACT = ("on.precision=64.64",)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small tensors are slower on several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_whole(plan: Plan) -> Whole:
+    whole = Whole(plan, WORLD)
+    initialise(whole.module, plan.recipe.init, plan.recipe.seed)
+    return whole
+
+
+def first_step(plan: Plan) -> list[MicroBatch]:
+    steps = open_loader(plan, open_source(plan, None), 0, WORLD.device).training(0)
+    return next(steps)
+
+
+@torch.no_grad()
+def log_shares(plan: Plan, whole: Whole, batch: MicroBatch) -> Tensor:
+    """Log-probabilities by hand: pixels on a scale of 0 to 1, mean off, divided by the spread."""
+    mean, std = (torch.tensor(row, dtype=torch.float64).view(3, 1, 1) for row in (plan.data.mean, plan.data.std))
+    scores: Tensor = whole.module((batch.images.double() / 255 - mean) / std)
+    return scores.log_softmax(1)
+
+
+@pytest.mark.parametrize(
+    ("smoothing", "over", "classes"),
+    [(0.0, "all", 10), (0.1, "all", 10), (0.1, "others", 10), (0.3, "others", 2), (0.6, "others", 2), (0.99, "all", 3)],
+)
+def test_label_smoothing_spreads_over_all_or_over_the_other_classes(smoothing: float, over: str, classes: int) -> None:
+    words = (f"data.classes={classes}", f"loss.label_smoothing={smoothing}", f"loss.smooth_over={over}", "norm=none")
+    with contextlib.suppress(UserError):  # a plan may refuse what it cannot do, but not fail in the first step
+        plan = make_plan(*words, *EXACT)
+        whole, share = make_whole(plan), first_step(plan)
+        loss, hits = whole.learn(share).tolist()
+        expected = right = 0.0
+        for batch in share:
+            logs = log_shares(plan, whole, batch)
+            own = F.one_hot(batch.labels, classes).double()
+            if over == "all":
+                target = (1 - smoothing) * own + smoothing / classes
+            else:
+                target = (1 - smoothing) * own + smoothing / (classes - 1) * (1 - own)
+            expected -= float((target * logs).sum())
+            right += int((logs.argmax(1) == batch.labels).sum())
+        assert loss == pytest.approx(expected, rel=1e-12)
+        assert hits == right
+
+
+def gradients(whole: Whole) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in whole.module.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("micro_batch", [4, 8])
+def test_gradients_are_sums_over_images_however_a_step_is_cut(micro_batch: int) -> None:
+    plan = make_plan("on.micro_batch=16", *EXACT)
+    cut = make_plan(f"on.micro_batch={micro_batch}", *EXACT)
+    one, other = make_whole(plan), make_whole(cut)
+    tallies = [one.learn(first_step(plan)), other.learn(first_step(cut))]
+    assert torch.allclose(tallies[0], tallies[1], rtol=1e-12)
+    theirs = gradients(other)
+    for name, gradient in gradients(one).items():
+        assert torch.allclose(gradient, theirs[name], rtol=1e-11, atol=1e-11)
+    sums, again = one.statistics.collect(), other.statistics.collect()
+    assert sums is not None
+    assert again is not None
+    assert torch.allclose(sums, again, rtol=1e-11, atol=1e-12)
+
+
+def test_a_replica_without_images_learns_nothing_and_adds_zeros() -> None:
+    whole = make_whole(make_plan(*EXACT))
+    assert whole.learn([]).tolist() == [0, 0]
+    assert gradients(whole) == {}
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_one_gradient_that_is_not_finite_makes_a_step_bad(value: float) -> None:
+    plan = make_plan(*EXACT)
+    whole = make_whole(plan)
+    whole.learn(first_step(plan))
+    before = {name: gradient.clone() for name, gradient in gradients(whole).items()}
+    assert whole.bad().item() == 0
+    assert all(torch.equal(gradient, before[name]) for name, gradient in gradients(whole).items())
+    gradients(whole)["head.dense.bias"][3] = value
+    assert whole.bad().item() == 1
+
+
+@pytest.mark.parametrize("count", [1, 5, 8])
+def test_only_the_real_images_of_a_batch_are_judged(count: int) -> None:
+    plan = make_plan("on.micro_batch=8", *EXACT)
+    whole = make_whole(plan)
+    batch = first_step(plan)[0]
+    whole.module.eval()
+    logs = log_shares(plan, whole, batch)[:count]
+    labels = batch.labels[:count]
+    best = logs.topk(5).indices
+    loss, top1, top5, images = whole.judge(MicroBatch(batch.images, batch.labels, count)).tolist()
+    assert images == count
+    assert loss == pytest.approx(-float(logs.gather(1, labels[:, None]).sum()), rel=1e-12)
+    assert top1 == int((best[:, 0] == labels).sum())
+    assert top5 == int((best == labels[:, None]).any(1).sum())
+
+
+def test_judging_moves_nothing() -> None:
+    plan = make_plan("data.classes=3", *EXACT)
+    whole = make_whole(plan)
+    before = {name: value.clone() for name, value in whole.module.state_dict().items()}
+    for batch in itertools.chain(first_step(plan), first_step(plan)):
+        _, top1, top5, images = whole.judge(batch).tolist()
+        assert top1 <= top5 == images  # among three classes, every image is in the best five
+    assert all(torch.equal(value, before[name]) for name, value in whole.module.state_dict().items())
+    whole.learn(first_step(plan))  # and training goes on from there
+    assert whole.module.training
