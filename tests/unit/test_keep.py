@@ -1,0 +1,83 @@
+"""Which checkpoints stay: the newest few, the best judged one, one of each stretch, and always the one just written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from conftest import make_plan
+from paceline import checkpoint
+from paceline.record import Row, Run
+from paceline.train import keep
+
+SAVED = [0, 6, 12, 18, 24, 30, 36]
+
+
+def judged(**top1: float) -> list[Row]:
+    return [{"kind": "validation", "step": int(step.removeprefix("s")), "top1": value} for step, value in top1.items()]
+
+
+@pytest.mark.parametrize(
+    ("words", "rows", "kept"),
+    [
+        ((), [], {24, 30, 36}),
+        (("on.keep_last=1",), [], {36}),
+        (("on.keep_last=100",), [], set(SAVED)),
+        (("on.keep_last=1",), judged(s6=0.5, s12=0.9, s18=0.7), {12, 36}),
+        (("on.keep_last=1",), judged(s6=0.9, s12=0.9, s18=0.7), {6, 36}),  # of equals the first
+        (("on.keep_last=1",), judged(s6=0.9, s7=0.95), {6, 36}),  # a step without a checkpoint does not count
+        (("on.keep_last=1",), judged(s6=0.9, s12=0.5) + judged(s6=0.1), {12, 36}),  # the newest row of a step counts
+        (("on.keep_last=1", "on.keep_best=false"), judged(s6=0.9), {36}),
+        (("on.keep_last=1", "on.keep_every=12 steps"), [], {0, 12, 24, 36}),
+        (("on.keep_last=1", "on.keep_every=2 epochs"), [], {0, 12, 24, 36}),
+        (("on.keep_last=1", "on.keep_every=15 steps"), [], {0, 18, 30, 36}),
+        (("on.keep_last=2", "on.keep_every=50%"), judged(s24=0.3), {0, 18, 24, 30, 36}),
+    ],
+)
+def test_the_newest_the_best_and_one_of_each_stretch_stay(
+    words: tuple[str, ...], rows: list[Row], kept: set[int]
+) -> None:
+    plan = make_plan("epochs=6", *words)
+    assert plan.steps == 36
+    assert keep.to_keep(plan, SAVED, rows) == kept
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A state that is nothing but a step."""
+    monkeypatch.setattr(keep, "to_files", lambda state: {"state.json": str(state.step).encode()})
+    return SimpleNamespace(step=0)
+
+
+def test_saving_writes_the_step_and_prunes_the_rest(tmp_path: Path, state: Any) -> None:
+    plan = make_plan("epochs=6", "on.keep_last=2")
+    run = Run(tmp_path, writer=True)
+    for state.step in (0, 6, 12, 18):
+        keep.save(plan, run, state)
+    assert checkpoint.saved_steps(run.checkpoints) == [12, 18]
+    run.close()
+
+
+def test_only_the_writer_saves(tmp_path: Path, state: Any) -> None:
+    keep.save(make_plan(), Run(tmp_path, writer=False), state)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("keep_last", [1, 2, 3])
+def test_what_was_just_saved_stays_beside_damaged_checkpoints_of_later_steps(
+    keep_last: int, tmp_path: Path, state: Any
+) -> None:
+    """A run whose newest checkpoints are damaged resumes from an older one; what it then saves must not be pruned."""
+    plan = make_plan("epochs=6", f"on.keep_last={keep_last}")
+    run = Run(tmp_path, writer=True)
+    for step in (20, 30, 36):
+        checkpoint.write(run.checkpoints, step, {"state.json": b"{}"})
+        (run.checkpoints / checkpoint.name_of(step) / "state.json").write_bytes(b"damaged")
+    state.step = 15
+    keep.save(plan, run, state)
+    run.close()
+    found = [step for step, files in checkpoint.newest(run.checkpoints) if isinstance(files, dict)]
+    assert found == [15]

@@ -1,0 +1,152 @@
+"""What a launcher says, and what a machine has, found without torch."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from paceline import machine
+from paceline.errors import PlanError
+from paceline.launch import Launch, first_host, launched
+
+
+def test_a_process_that_a_person_started_was_not_launched() -> None:
+    assert launched({}) is None
+    assert launched({"RANK": "0"}) is None
+    assert launched({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}) is None
+
+
+def test_a_batch_script_with_several_tasks_is_one_process() -> None:
+    """sbatch sets these for the script itself; only srun's steps are several processes."""
+    batch = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "gpu1"}
+    assert launched(batch) is None
+
+
+def test_torchrun_s_variables_are_read() -> None:
+    found = launched(
+        {
+            "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "gpu3",
+            "MASTER_PORT": "1234", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2",
+            "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0",
+        }
+    )  # fmt: skip
+    assert found == Launch(5, 8, 1, 4, "gpu3", 1234, store_is_there=True, attempt="2")
+
+
+def test_a_bare_rank_and_world_size_are_one_host() -> None:
+    found = launched({"RANK": "1", "WORLD_SIZE": "2"})
+    assert found == Launch(1, 2, 0, 2, "127.0.0.1", 29500, store_is_there=False, attempt="0")
+
+
+SLURM = {
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_PROCID": "6",
+    "SLURM_LOCALID": "2",
+    "SLURM_JOB_NODELIST": "gpu[003-007,9],login1",
+    "SLURM_JOB_ID": "123456",
+}
+
+
+def test_slurm_s_variables_are_read() -> None:
+    assert launched(SLURM) == Launch(6, 8, 2, 4, "gpu003", 20_000 + 123456 % 20_000, store_is_there=False)
+
+
+def test_slurm_s_meeting_place_can_be_given_and_restarts_are_told_apart() -> None:
+    given = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4321", "SLURM_RESTART_COUNT": "3"}
+    found = launched(SLURM | given)
+    assert found is not None
+    assert (found.address, found.port, found.attempt) == ("10.0.0.1", 4321, "3")
+
+
+@pytest.mark.parametrize(("written", "count"), [("4(x2)", 4), ("3,2(x2)", 3), ("2", 2), ("16(x4),8", 16)])
+def test_slurm_s_tasks_per_node_are_those_of_the_first_node(written: str, count: int) -> None:
+    found = launched(SLURM | {"SLURM_STEP_TASKS_PER_NODE": written})
+    assert found is not None
+    assert found.local_count == count
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [
+        ("gpu[003-007,9],login1", "gpu003"),
+        ("login1,gpu[003-007]", "login1"),
+        ("node7", "node7"),
+        ("a-b[12]", "a-b12"),
+        ("gpu[1,5-6]-ib0,gpu9", "gpu1-ib0"),
+        ("n1.example.org,n2.example.org", "n1.example.org"),
+        ("rack[1-2]node[03-04]", "rack1node03"),
+    ],
+)
+def test_the_first_host_of_a_slurm_list(nodes: str, host: str) -> None:
+    assert first_host(nodes) == host
+
+
+def test_no_list_of_hosts_is_told_what_to_set() -> None:
+    with pytest.raises(PlanError, match="set MASTER_ADDR to the first host's name"):
+        first_host("")
+
+
+ROWS = "0, NVIDIA X, 81559, GPU-aaa\n1, NVIDIA X, 40000, GPU-bbb\n2, NVIDIA X, 81559, GPU-abc\n"
+
+
+@pytest.fixture
+def three_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/bin/{name}")
+    answer = subprocess.CompletedProcess([], 0, stdout=ROWS, stderr="")
+    monkeypatch.setattr(machine.subprocess, "run", lambda *words, **options: answer)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "memory"),
+    [
+        (None, 3, 40000),
+        ("0,2", 2, 81559),
+        ("1", 1, 40000),
+        ("GPU-bbb, GPU-abc", 2, 40000),
+        ("", 0, 0),
+        ("-1", 0, 0),
+    ],
+)
+def test_accelerators_are_those_that_are_visible(
+    visible: str | None, count: int, memory: int, three_accelerators: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = machine.this_machine()
+    assert found.accelerators == count
+    assert found.accelerator_memory == memory << 20
+    assert found.accelerator == ("NVIDIA X" if count else "")
+    assert found.cores >= 1
+    assert found.memory > 1 << 20
+
+
+@pytest.mark.parametrize("fault", ["missing", "fails", "hangs", "odd"])
+def test_a_machine_without_a_working_driver_has_no_accelerators(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
+        if fault == "hangs":
+            raise subprocess.TimeoutExpired("nvidia-smi", 20)
+        return subprocess.CompletedProcess(
+            [], 9 if fault == "fails" else 0, stdout="No devices were found\n", stderr=""
+        )
+
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None if fault == "missing" else f"/bin/{name}")
+    monkeypatch.setattr(machine.subprocess, "run", run)
+    assert machine.this_machine().accelerators == 0
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("1073741824", 1 << 30), ("max", None), ("99999999999999999", None)])
+def test_the_memory_of_a_container_is_its_limit(
+    limit: str, expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total = machine.os.sysconf("SC_PAGE_SIZE") * machine.os.sysconf("SC_PHYS_PAGES")
+    exists, read = Path.exists, Path.read_text
+    name = "/sys/fs/cgroup/memory.max"
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == name or exists(path))
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, *a, **k: limit + "\n" if str(path) == name else read(path, *a, **k)
+    )
+    assert machine.this_machine().memory == (expected or total)

@@ -1,0 +1,270 @@
+"""The run folder: rows that survive a kill, one writer at a time, and a plan that can be read back."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import SMALL, make_plan, make_recipe
+from paceline import spec
+from paceline.errors import Broken, RunError, SpecError
+from paceline.machine import Machine
+from paceline.placement import Placement
+from paceline.recipe import Recipe
+from paceline.record import LOG, PLAN, RECORD, Row, Run, latest, numbers_of, rows_of, start_row, store_plan, stored_plan
+from paceline.sink import Several, Sink
+from paceline.sink.csv import Csv
+
+
+def test_rows_are_appended_and_read_back(tmp_path: Path) -> None:
+    run = Run(tmp_path / "deep" / "run", writer=True)
+    assert run.rows() == []
+    assert run.write("start", step=0, text="é\u2028\n", list=[1, None]) == {
+        "kind": "start", "step": 0, "text": "é\u2028\n", "list": [1, None],
+    }  # fmt: skip
+    run.write("end", step=3)
+    run.log("a line")
+    run.close()
+    assert rows_of(run.folder) == [
+        {"kind": "start", "step": 0, "text": "é\u2028\n", "list": [1, None]},
+        {"kind": "end", "step": 3},
+    ]
+    assert (run.folder / LOG).read_text().endswith(" a line\n")
+    assert run.checkpoints.is_dir()
+
+
+def test_a_folder_without_a_record_has_no_rows(tmp_path: Path) -> None:
+    assert rows_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("torn", ['{"kind": "rep', '{"kind": "report", "step": 3}', "\x00\x00", '{"kind": "é'])
+def test_a_last_line_that_a_kill_tore_is_passed_over_and_then_cut(torn: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, writer=True)
+    run.write("report", step=1)
+    run.write("report", step=2)
+    run.close()
+    with (tmp_path / RECORD).open("ab") as file:
+        file.write(torn.encode()[:-1])
+    assert [row["step"] for row in rows_of(tmp_path)] == [1, 2]
+    again = Run(tmp_path, writer=True)
+    again.write("report", step=3)
+    again.close()
+    assert [json.loads(line)["step"] for line in (tmp_path / RECORD).read_text().splitlines()] == [1, 2, 3]
+
+
+def test_a_line_that_is_no_row_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / RECORD).write_bytes(b'{"kind": "a"}\n\xff\xfe\n[1]\n3\n\n{"kind": "b"}\n')
+    assert [row["kind"] for row in rows_of(tmp_path)] == ["a", "b"]
+
+
+def test_the_latest_row_of_each_step_counts() -> None:
+    rows: list[Row] = [
+        {"kind": "report", "step": 2, "loss": 1},
+        {"kind": "report", "step": 4, "loss": 2},
+        {"kind": "validation", "step": 4},
+        {"kind": "start", "step": 0},
+        {"kind": "report", "step": 2, "loss": 3},
+    ]
+    assert [(row["step"], row["loss"]) for row in latest(rows, "report")] == [(2, 3), (4, 2)]
+    assert latest(rows, "end") == []
+
+
+def test_a_second_writer_is_refused_until_the_first_has_closed(tmp_path: Path) -> None:
+    first = Run(tmp_path, writer=True)
+    with pytest.raises(RunError) as caught:
+        Run(tmp_path, writer=True)
+    assert str(caught.value) == f"{tmp_path}: another process is training in this folder"
+    reader = Run(tmp_path, writer=False)
+    first.write("start", step=0)
+    assert len(reader.rows()) == 1
+    first.close()
+    Run(tmp_path, writer=True).close()
+
+
+def test_a_replica_that_is_not_the_writer_leaves_no_trace(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", writer=False)
+    assert run.write("report", step=1) == {"kind": "report", "step": 1}
+    run.log("nothing")
+    run.close()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunError, match=r"cannot be written to: Not a directory; choose another folder with --out$"):
+        Run(tmp_path / "file" / "run", writer=True)
+
+
+def test_a_disk_that_fails_is_told_in_one_line(tmp_path: Path) -> None:
+    run = Run(tmp_path, writer=True)
+    (tmp_path / RECORD).mkdir()
+    with pytest.raises(Broken) as caught:
+        run.write("report", step=1)
+    run.close()
+    assert str(caught.value) == f"{tmp_path / RECORD}: cannot be written: Is a directory; what was saved is whole"
+
+
+def test_a_stored_plan_is_read_back_with_all_its_settings(tmp_path: Path) -> None:
+    text = SMALL + "about: '1st: a # b'\n"
+    written = spec.read(text, "mine.yaml")
+    spec.override(written, "epochs=2", Recipe)
+    recipe = spec.build(Recipe, written)
+    asked = Placement(micro_batch=4, save=make_recipe().report)
+    plan = make_plan("epochs=2", "on.micro_batch=4", text=text)
+    store_plan(tmp_path, plan, asked, Path("some/../data"), written, spec.Tree({}, {("micro_batch",): "'on.x'"}))
+    stored = stored_plan(tmp_path)
+    assert stored.recipe == recipe
+    assert stored.placement == asked
+    assert stored.data_folder == str(Path("data").resolve())
+    page = (tmp_path / PLAN).read_text()
+    for key, place in (
+        ("  epochs: 2.0 ", "# 'epochs=2'"),
+        ("  seed: 0 ", "# default"),
+        ("  norm_batch: 4 ", "# mine.yaml:5"),
+    ):
+        line = next(line for line in page.splitlines() if line.startswith(key))
+        assert line.endswith(place)
+    assert "#   total steps: 12\n" in page
+    assert sorted(child.name for child in tmp_path.iterdir()) == [PLAN]
+
+
+def test_a_run_without_a_data_folder_stores_none(tmp_path: Path) -> None:
+    plan = make_plan()
+    store_plan(tmp_path, plan, Placement(), None, spec.Tree(), spec.Tree())
+    assert stored_plan(tmp_path).data_folder is None
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError) as caught:
+        stored_plan(tmp_path)
+    assert str(caught.value) == f"{tmp_path}: this is no run folder ('plan.yaml' is missing)"
+
+
+def test_a_plan_that_somebody_edited_is_checked_like_any_page(tmp_path: Path) -> None:
+    store_plan(tmp_path, make_plan(), Placement(), None, spec.Tree(), spec.Tree())
+    page = (tmp_path / PLAN).read_text()
+    (tmp_path / PLAN).write_text(page.replace("  epochs: 1.0", "  epoch: 1.0"))
+    line = next(number for number, text in enumerate(page.splitlines(), 1) if text.startswith("  epochs:"))
+    with pytest.raises(SpecError) as caught:
+        stored_plan(tmp_path)
+    assert str(caught.value).startswith(
+        f"{tmp_path / PLAN}:{line}: recipe: recipe has no 'epoch'; did you mean 'epochs'?"
+    )
+
+
+def test_the_numbers_of_a_plan_are_its_arithmetic() -> None:
+    numbers = numbers_of(make_plan("on.micro_batch=4", "on.replicas=3"))
+    assert numbers["micro-batches per step"] == 4
+    assert numbers["rounds per step"] == 2
+    assert numbers["total images"] == 96
+    assert numbers["norm batch"] == 4
+    assert numbers_of(make_plan("norm=none"))["norm groups per micro-batch"] is None
+
+
+def test_a_start_says_what_arithmetic_has_changed_since_the_last_one() -> None:
+    machine = Machine(cores=2, memory=1 << 30)
+    first = start_row(make_plan("on.cpu_threads=1"), machine, 0, [])
+    assert first["arithmetic_changed"] == {}
+    before: list[Row] = [{"kind": "start", **first}, {"kind": "report", "step": 5}]
+    plan = make_plan("on.cpu_threads=1", "on.precision=64.64", "on.micro_batch=4", "on.keep_last=9")
+    again = start_row(plan, machine, 5, before)
+    assert again["arithmetic_changed"] == {"precision": ["32.32", "64.64"]}
+    assert again["step"] == 5
+    assert {"paceline", "python", "torch", "numpy"} <= again["versions"].keys()
+    assert again["placement"]["micro_batch"] == 4
+    json.dumps(again)
+
+
+def report(step: int, loss: float = 1.5) -> Row:
+    return {
+        "kind": "report", "step": step, "epoch": step / 10, "lr": 0.1, "loss": loss, "top1": 0.25, "last_loss": 1.25,
+        "last_top1": 0.5, "bad_steps": 0, "images": 16, "step_seconds": 0.5, "images_per_second": 32.0, "waiting": 0.0,
+        "total_seconds": 7.0,
+    }  # fmt: skip
+
+
+def validation(step: int) -> Row:
+    return {
+        "kind": "validation", "step": step, "epoch": step / 10, "loss": 2.0, "top1": 0.75, "top5": 1.0, "images": 37,
+        "seconds": 0.5, "images_per_second": 74.0,
+    }  # fmt: skip
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_csv_files_have_the_columns_that_older_scripts_read(tmp_path: Path) -> None:
+    folder = tmp_path / "my-run"
+    folder.mkdir()
+    sink = Csv(folder, [], 0)
+    assert table(folder / "training.csv") == table(folder / "validation.csv") == []
+    sink.report(report(3))
+    sink.validation(validation(3))
+    assert table(folder / "training.csv") == [
+        {
+            "step": "3", "iteration": "3", "epoch": "0.3", "lr": "0.1", "loss_batch": "1.25", "loss_avg": "1.5",
+            "train_acc_batch": "50.0", "train_acc_avg": "25.0", "it_time": "0.5", "img_per_sec": "32.0",
+            "total_time": "7.0",
+        }
+    ]  # fmt: skip
+    assert table(folder / "validation.csv") == [
+        {
+            "name": "my-run", "iteration": "3", "epoch": "0.3", "val_acc": "75.0", "val_time": "0.5", "val_size": "37",
+            "img_per_sec": "74.0", "latency": "-1",
+        }
+    ]  # fmt: skip
+
+
+def test_a_resumed_run_has_each_csv_row_once(tmp_path: Path) -> None:
+    rows = [report(2), report(4), validation(4), report(6), report(2, loss=9.0), validation(6)]
+    (tmp_path / "training.csv").write_text("what an earlier start left\n1,2,3\n")
+    sink = Csv(tmp_path, rows, step=4)
+    sink.report(report(6, loss=8.0))
+    assert [(row["step"], row["loss_avg"]) for row in table(tmp_path / "training.csv")] == [
+        ("2", "9.0"),
+        ("4", "1.5"),
+        ("6", "8.0"),
+    ]
+    assert [row["iteration"] for row in table(tmp_path / "validation.csv")] == ["4"]
+
+
+def test_a_csv_file_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "training.csv").mkdir()
+    with pytest.raises(Broken, match=r"training.csv: cannot be written: Is a directory; what was saved is whole$"):
+        Csv(tmp_path, [], 0)
+
+
+def test_several_sinks_get_everything() -> None:
+    heard: list[Any] = []
+
+    class Ear(Sink):
+        def step(self, step: int) -> None:
+            heard.append(step)
+
+        def report(self, row: Row) -> None:
+            heard.append(row["kind"])
+
+        def validation(self, row: Row) -> None:
+            heard.append(row["kind"])
+
+    several: Sink = Several(Ear(), Sink(), Ear())
+    several.step(7)
+    several.report(report(7))
+    several.validation(validation(7))
+    assert heard == [7, 7, "report", "report", "validation", "validation"]
+
+
+def test_the_lock_of_a_run_is_gone_with_its_process(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:  # a writer that dies without closing
+        Run(tmp_path, writer=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    Run(tmp_path, writer=True).close()

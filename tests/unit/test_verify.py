@@ -1,0 +1,137 @@
+"""What `verify` tries and how it judges: layouts of every kind, and no difference that is let through."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import make_recipe
+from paceline import shipped, spec
+from paceline.command.verify import ENOUGH, FIRST_LOSS_LIMIT, LIMIT, choose_layouts, judge, shrink
+from paceline.plan import fits
+from paceline.recipe import BatchNorm, Made, Recipe
+from paceline.train.prove import Outcome, difference, differences
+
+
+def row(**values: Any) -> dict[str, Any]:
+    return {"loss": 0.0, "weights": 0.0, "statistics": 0.0, "float32_first_loss": 0.0} | values
+
+
+def resume(**values: Any) -> dict[str, Any]:
+    return {"loss": 0.0, "weights": 0.0, "statistics": 0.0, "bitwise": True, "same_layout": True} | values
+
+
+def test_enough_layouts_that_agree_pass() -> None:
+    rows = [row(loss=LIMIT, float32_first_loss=FIRST_LOSS_LIMIT, float32_loss=0.5) for _ in range(ENOUGH)]
+    verdict = judge(rows, [resume(), resume(same_layout=False, bitwise=False, weights=1e-13)])
+    assert verdict == {"passed": True, "largest_difference": LIMIT, "limit": LIMIT}
+
+
+@pytest.mark.parametrize("part", ["loss", "weights", "statistics"])
+@pytest.mark.parametrize("value", [1.1e-12, 1.0, math.inf, math.nan])
+def test_a_layout_or_resume_that_differs_fails(part: str, value: float) -> None:
+    good = [row() for _ in range(ENOUGH)]
+    assert not judge([*good, row(**{part: value})], [resume()])["passed"]
+    assert not judge(good, [resume(), resume(same_layout=False, bitwise=False, **{part: value})])["passed"]
+
+
+@pytest.mark.parametrize("value", [2e-6, math.nan])
+def test_a_first_float32_loss_that_differs_fails(value: float) -> None:
+    assert not judge([row()] * ENOUGH + [row(float32_first_loss=value)], [resume()])["passed"]
+
+
+def test_a_resume_on_the_same_layout_must_be_bitwise() -> None:
+    assert not judge([row()] * ENOUGH, [resume(bitwise=False, weights=1e-16)])["passed"]
+
+
+def test_too_few_layouts_prove_too_little() -> None:
+    assert not judge([row()] * (ENOUGH - 1), [resume()])["passed"]
+
+
+def outcome(loss: float = 1.0, weight: float = 2.0, running: float = 3.0) -> Outcome:
+    tensors = {"w": torch.tensor([weight, 1.0]), "norm.running_mean": torch.tensor([running])}
+    return Outcome([loss, 5.0], tensors)
+
+
+def test_differences_are_relative_to_the_largest_value_and_told_apart() -> None:
+    assert differences(outcome(), outcome()) == {"loss": 0, "weights": 0, "statistics": 0, "first_loss": 0}
+    found = differences(outcome(), outcome(loss=1.5, weight=2.5, running=3.3))
+    assert found == pytest.approx({"loss": 0.1, "weights": 0.25, "statistics": 0.1, "first_loss": 0.5})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(("key", "part"), [("loss", "loss"), ("weight", "weights"), ("running", "statistics")])
+def test_what_is_not_finite_is_never_the_same(key: str, part: str, value: float) -> None:
+    broken = outcome(**{key: value})
+    for found in (differences(outcome(), broken), differences(broken, outcome())):
+        assert not found[part] <= LIMIT
+    if math.isnan(value):
+        assert not differences(broken, outcome(**{key: value}))[part] <= LIMIT  # two runs that both broke prove nothing
+
+
+def test_the_difference_of_zeros_is_zero() -> None:
+    assert difference(torch.zeros(3), torch.zeros(3)) == 0
+    assert difference(torch.zeros(3), torch.ones(3)) > 1
+
+
+@pytest.mark.parametrize("name", shipped.names("recipes"))
+def test_every_shipped_recipe_allows_enough_layouts(name: str) -> None:
+    recipe, _ = shrink(spec.build(Recipe, shipped.tree("recipes", name)))
+    assert len(choose_layouts(recipe)) >= ENOUGH
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("norm_batch=16",),
+        ("norm_batch=8",),
+        ("global_batch=64", "norm_batch=16"),
+        ("norm=group",),
+        ("norm=none", "global_batch=2"),
+        ("global_batch=1", "norm_batch=1"),
+    ],
+)
+def test_every_layout_fits_and_no_two_are_the_same(words: tuple[str, ...]) -> None:
+    recipe = make_recipe(*words)
+    layouts = choose_layouts(recipe)
+    norm_batch = (recipe.norm_batch or recipe.global_batch) if isinstance(recipe.norm, BatchNorm) else None
+    assert layouts[0].replicas == 1
+    assert layouts[0].micro_batch == recipe.global_batch
+    assert len({(layout.replicas, layout.micro_batch) for layout in layouts}) == len(layouts)
+    for layout in layouts:
+        assert fits(recipe.global_batch, norm_batch, layout.replicas, layout.micro_batch)
+
+
+def test_layouts_are_of_every_kind() -> None:
+    layouts = choose_layouts(make_recipe("global_batch=32", "norm_batch=8"))
+    shapes = {(layout.replicas, layout.micro_batch) for layout in layouts}
+    assert shapes == {(1, 32), (1, 8), (1, 16), (2, 8), (3, 8), (2, 4), (4, 2), (4, 4)}
+
+
+@pytest.mark.parametrize(
+    ("words", "batch", "norm_batch"),
+    [
+        (("global_batch=128", "norm_batch=32"), 128, 32),
+        (("global_batch=256", "norm_batch=256"), 16, 16),
+        (("global_batch=256", "norm_batch=null"), 16, 16),
+        (("global_batch=1024", "norm_batch=32"), 32, 16),
+        (("global_batch=360", "norm_batch=45"), 30, 15),
+    ],
+)
+def test_a_large_recipe_is_shrunk_with_its_norm_groups_kept(
+    words: tuple[str, ...], batch: int, norm_batch: int
+) -> None:
+    recipe, told = shrink(make_recipe(*words))
+    assert (recipe.global_batch, recipe.norm_batch) == (batch, norm_batch)
+    assert bool(told) == (batch < 128)
+
+
+def test_large_made_up_images_are_shrunk() -> None:
+    recipe, told = shrink(make_recipe("data.side=224", "data.name=synthetic"))
+    assert isinstance(recipe.data, Made)
+    assert (recipe.data.side, recipe.data.name) == (32, "generated")
+    assert told == ["image side 224 -> 32"]
