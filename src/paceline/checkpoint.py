@@ -61,8 +61,8 @@ def read(path: Path) -> dict[str, bytes]:
         manifest = json.loads((path / MANIFEST).read_bytes())
         listing = manifest["files"]
         assert manifest["format"] == 1
-        assert all(re.fullmatch(r"[\w.]+", name) for name in listing)
-    except (OSError, ValueError, KeyError, TypeError, AssertionError):
+        assert all(re.fullmatch(r"[\w.]+", name) and row.keys() == {"bytes", "sha256"} for name, row in listing.items())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError):
         raise RunError(f"{path}: the manifest is missing or damaged") from None
     files = {}
     for name, written in listing.items():

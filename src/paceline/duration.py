@@ -6,9 +6,9 @@ import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import AfterValidator, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
 UNITS = ("epochs", "steps", "images", "%", "seconds")
@@ -34,6 +34,8 @@ class Duration:
                 f", such as '{text:g} epochs'" if isinstance(text, int | float) and not isinstance(text, bool) else ""
             )
             raise ValueError(f"expected an amount with its unit (epochs, steps, images, % or seconds){hint}")
+        if re.search(r"/0+$", found[1]):
+            raise ValueError(f"expected an amount that is a number, found '{text}'")
         amount, unit = Fraction(found[1]), found[2].removesuffix("s")
         if unit in _SECONDS:
             return cls(amount * _SECONDS[unit], "seconds")
@@ -59,15 +61,36 @@ class Duration:
         return self.amount * per_unit[self.unit]
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: Any, inner: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_plain_validator_function(
             cls.parse,
             serialization=core_schema.plain_serializer_function_ser_schema(str),
         )
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(cls, schema: Any, inner: Any) -> dict[str, Any]:
         return {"type": "string", "pattern": f"^{_WRITTEN.pattern}$", "examples": ["5 epochs", "500 steps", "2%"]}
+
+
+def _refuse_clock(duration: Duration) -> Duration:
+    """What follows the clock would be another run on a slow machine."""
+    if duration.unit == "seconds":
+        raise ValueError(f"'{duration}' depends on the machine's speed; write epochs, steps, images or %")
+    return duration
+
+
+def _refuse_nothing(duration: Duration) -> Duration:
+    if duration.amount <= 0:
+        raise ValueError("expected more than nothing")
+    return duration
+
+
+Length = Annotated[Duration, AfterValidator(_refuse_clock)]
+"""An amount of training, without regard to the clock."""
+Interval = Annotated[Length, AfterValidator(_refuse_nothing)]
+"""The same, more than nothing."""
+ClockInterval = Annotated[Duration, AfterValidator(_refuse_nothing)]
+"""More than nothing, of training or on the clock."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +133,10 @@ class Rate:
             if not (math.isfinite(text) and text >= 0):
                 raise ValueError(f"expected a learning rate of at least 0, found {text}")
             return cls(repr(text), float(text))
-        number = r"(?:2\^(-?[0-9.]+)|([0-9.]+(?:e-?[0-9]+)?))"
+        plain = r"[0-9]*\.?[0-9]+"
+        number = rf"(?:2\^(-?{plain})|({plain}(?:e-?[0-9]+)?))"
         found = (
-            re.fullmatch(rf"\s*{number}\s+per\s+(?:([0-9]+)\s+images|image)\s*", text)
+            re.fullmatch(rf"\s*{number}\s+per\s+(?:([1-9][0-9]*)\s+images|image)\s*", text)
             if isinstance(text, str)
             else None
         )
@@ -120,7 +144,9 @@ class Rate:
             raise ValueError(
                 f"expected a learning rate such as 0.1, '2^-6 per image' or '0.1 per 256 images', found {text!r}"
             )
-        value = 2.0 ** float(found[1]) if found[1] else float(found[2])
+        value = 2.0 ** min(float(found[1]), 1024.0 - 1e-9) if found[1] else float(found[2])
+        if not value < 1e30:
+            raise ValueError(f"expected a learning rate that is not astronomical, found '{text}'")
         return cls(text.strip(), value, int(found[3] or 1))
 
     def at(self, global_batch: int) -> float:
@@ -128,7 +154,7 @@ class Rate:
         return self.value if self.images is None else self.value * global_batch / self.images
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: Any, inner: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         def plain(rate: Rate) -> float | str:
             return rate.value if rate.images is None else rate.text
 
@@ -137,5 +163,5 @@ class Rate:
         )
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(cls, schema: Any, inner: Any) -> dict[str, Any]:
         return {"anyOf": [{"type": "number"}, {"type": "string", "examples": ["2^-6 per image", "0.1 per 256 images"]}]}

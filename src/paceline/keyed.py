@@ -74,7 +74,7 @@ def permutation(key: int, count: int) -> NDArray[np.int64]:
 def normals(key: int, count: int, limit: float | None = None) -> NDArray[np.float64]:
     """`count` standard normal numbers, within +-`limit` when given, the same bits on every host."""
     tail = 0.0 if limit is None else _normal_tail(limit)
-    shares = tail + (1 - 2 * tail) * (host_uniforms(key, count) + 2.0**-54)
+    shares = tail + (1 - 2 * tail) * np.minimum(host_uniforms(key, count) + 2.0**-54, 1 - 2.0**-53)
     block = 1 << 15  # small enough to stay in a core's cache through the many passes below
     parts = [_normal_quantiles(shares[start : start + block]) for start in range(0, count, block)]
     return np.concatenate(parts) if parts else shares

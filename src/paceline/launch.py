@@ -60,7 +60,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
 
 def first_host(nodes: str) -> str:
     """The first host of a Slurm node list such as 'gpu[003-007,9],login1'."""
-    found = re.match(r"([^,\[]+)(?:\[([0-9]+)[^\]]*\]([^,]*))?", nodes)
+    found = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
     if not found:
         raise PlanError("Slurm gave no node list; set MASTER_ADDR to the first host's name")
-    return found[1] + (found[2] or "") + (found[3] or "")
+    return re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", found[0])

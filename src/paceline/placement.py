@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from paceline.duration import Duration
+from paceline.duration import ClockInterval, Duration, Interval
 from paceline.recipe import Count
 from paceline.spec import Settings
 
@@ -69,22 +69,14 @@ class Placement(Settings):
     """Threads of each replica that compute on the CPU; auto shares the cores between the replicas."""
     timeout: Annotated[float, Field(gt=0, json_schema_extra=LAYOUT)] = 600.0
     """Seconds after which a replica that does not answer is given up."""
-    save: Annotated[Duration, Field(json_schema_extra=KEEPING)] = Duration.parse("1 epoch")
+    save: Annotated[ClockInterval, Field(json_schema_extra=KEEPING)] = Duration.parse("1 epoch")
     """How often a checkpoint is written: epochs, steps, images, % or seconds; the start and the end always are."""
     keep_last: Annotated[Count, Field(json_schema_extra=KEEPING)] = 3
     """How many of the newest checkpoints stay."""
     keep_best: Annotated[bool, Field(json_schema_extra=KEEPING)] = True
     """Keep the checkpoint with the best validation accuracy as well."""
-    keep_every: Annotated[Duration | None, Field(json_schema_extra=KEEPING)] = None
+    keep_every: Annotated[Interval | None, Field(json_schema_extra=KEEPING)] = None
     """Keep one checkpoint of each such stretch for good, such as 10 epochs."""
-
-    @model_validator(mode="after")
-    def _sensible(self) -> Placement:
-        if self.save.amount <= 0:
-            raise ValueError("'save' must be more than nothing")
-        if self.keep_every is not None and (self.keep_every.unit == "seconds" or self.keep_every.amount <= 0):
-            raise ValueError("'keep_every' counts training; write epochs, steps, images or %")
-        return self
 
 
 def keys(kind: str) -> list[str]:

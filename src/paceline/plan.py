@@ -23,6 +23,8 @@ class Appetite:
     activations: int
     """Numbers kept for the backward pass, for one image."""
     smallest_side: int = 1
+    last_side: int = 2
+    """Pixels a side that the last norm sees."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,12 @@ def _check_recipe(recipe: Recipe, facts: Facts, appetite: Appetite) -> None:
             f"tail: drop leaves nothing of {facts.images} images at global_batch {recipe.global_batch}; "
             f"write tail: flow, or a global_batch of at most {facts.images}"
         )
+    K = facts.classes  # noqa: N806 - the field's letter
+    if recipe.loss.smooth_over == "others" and recipe.loss.label_smoothing > (K - 1) / K:
+        raise PlanError(f"loss.label_smoothing over the others may be at most {(K - 1) / K:.3g} with {K} classes")
     n = recipe.norm_batch
+    if isinstance(recipe.norm, BatchNorm) and (n or recipe.global_batch) * appetite.last_side**2 < 2:
+        raise PlanError("norm_batch 1 leaves the last norms one number for each channel; write a larger norm_batch")
     if n is not None and isinstance(recipe.norm, BatchNorm) and recipe.global_batch % n:
         close = min(_divisors(recipe.global_batch), key=lambda d: (abs(d - n), d))
         raise PlanError(

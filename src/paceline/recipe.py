@@ -5,31 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from paceline.duration import Duration, Rate
+from paceline.duration import Duration, Interval, Length, Rate
 from paceline.spec import Settings
 
 Count = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Colour = tuple[float, float, float]
-
-
-def _refuse_clock(duration: Duration) -> Duration:
-    """A recipe is the same run on a slow machine, so nothing in it may follow the clock."""
-    if duration.unit == "seconds":
-        raise ValueError(f"'{duration}' depends on the machine's speed; write epochs, steps, images or %")
-    return duration
-
-
-def _refuse_nothing(duration: Duration) -> Duration:
-    if duration.amount <= 0:
-        raise ValueError("expected more than nothing")
-    return duration
-
-
-Length = Annotated[Duration, AfterValidator(_refuse_clock)]
-Interval = Annotated[Length, AfterValidator(_refuse_nothing)]
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class Run:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _cut_torn_line(self.folder / RECORD)
         except BlockingIOError:
+            self.close()
             raise RunError(f"{self.folder}: another process is training in this folder") from None
         except OSError as fault:
             raise RunError(

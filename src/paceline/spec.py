@@ -50,6 +50,8 @@ def read(text: str, name: str) -> Tree:
     except yaml.MarkedYAMLError as fault:
         line = fault.problem_mark.line + 1 if fault.problem_mark else 1
         raise SpecError(f"{name}:{line}: this is not YAML: {fault.problem}") from None
+    except yaml.YAMLError:
+        raise SpecError(f"{name}:1: this is not YAML: it holds characters that no text has") from None
     if node is None:
         return tree
     if not isinstance(node, yaml.MappingNode):
@@ -140,8 +142,8 @@ def _parts(annotation: Any) -> Iterator[type[Settings]]:
         yield from _parts(argument)
 
 
-_WHOLE = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
-_NUMBER = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
+_NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
 
 
@@ -250,6 +252,8 @@ def _complaint(error: Any, path: Path, around: type[Settings] | None, choices: l
     last = str(path[-1]) if path else ""
     if kind == "extra_forbidden":
         return f"{noun} has no '{last}'{nearest(last, keys)}"
+    if kind == "missing" and isinstance(path[-1], int):
+        return f"expected more than {last} values in this list"
     if kind == "missing":
         return f"{noun} needs '{last}'"
     if kind == "union_tag_invalid":
@@ -293,6 +297,15 @@ def _leaves(values: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         yield path, values
 
 
+def _flow(value: Any) -> str:
+    """A value on one line, quoted where this reader would take its text for something else."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_flow, value))}]"
+    if isinstance(value, str) and _scalar(value) != value:
+        return f"'{value}'"
+    return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")
+
+
 def _lines(values: dict[str, Any], places: Tree | None, path: Path) -> Iterator[str]:
     for key, value in values.items():
         here = (*path, key)
@@ -301,8 +314,7 @@ def _lines(values: dict[str, Any], places: Tree | None, path: Path) -> Iterator[
             yield f"{pad}{key}:"
             yield from _lines(value, places, here)
         else:
-            flow = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")
-            line = f"{pad}{key}: {flow}"
+            line = f"{pad}{key}: {_flow(value)}"
             if places is not None:
                 written = here in places.places or (key == "name" and path in places.places)
                 line = f"{line:<48}  # {places.place(here) if written else 'default'}"

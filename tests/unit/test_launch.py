@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,9 +97,9 @@ ROWS = "0, NVIDIA X, 81559, GPU-aaa\n1, NVIDIA X, 40000, GPU-bbb\n2, NVIDIA X, 8
 
 @pytest.fixture
 def three_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     answer = subprocess.CompletedProcess([], 0, stdout=ROWS, stderr="")
-    monkeypatch.setattr(machine.subprocess, "run", lambda *words, **options: answer)
+    monkeypatch.setattr(subprocess, "run", lambda *words, **options: answer)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -133,8 +136,8 @@ def test_a_machine_without_a_working_driver_has_no_accelerators(fault: str, monk
             [], 9 if fault == "fails" else 0, stdout="No devices were found\n", stderr=""
         )
 
-    monkeypatch.setattr(machine.shutil, "which", lambda name: None if fault == "missing" else f"/bin/{name}")
-    monkeypatch.setattr(machine.subprocess, "run", run)
+    monkeypatch.setattr(shutil, "which", lambda name: None if fault == "missing" else f"/bin/{name}")
+    monkeypatch.setattr(subprocess, "run", run)
     assert machine.this_machine().accelerators == 0
 
 
@@ -142,11 +145,12 @@ def test_a_machine_without_a_working_driver_has_no_accelerators(fault: str, monk
 def test_the_memory_of_a_container_is_its_limit(
     limit: str, expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    total = machine.os.sysconf("SC_PAGE_SIZE") * machine.os.sysconf("SC_PHYS_PAGES")
-    exists, read = Path.exists, Path.read_text
-    name = "/sys/fs/cgroup/memory.max"
-    monkeypatch.setattr(Path, "exists", lambda path: str(path) == name or exists(path))
-    monkeypatch.setattr(
-        Path, "read_text", lambda path, *a, **k: limit + "\n" if str(path) == name else read(path, *a, **k)
-    )
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    read = Path.read_text
+
+    def limited(path: Path, *words: Any, **options: Any) -> str:
+        return f"{limit}\n" if path.name == "memory.max" else read(path, *words, **options)
+
+    monkeypatch.setattr(Path, "exists", lambda path: True)
+    monkeypatch.setattr(Path, "read_text", limited)
     assert machine.this_machine().memory == (expected or total)

@@ -60,7 +60,8 @@ def _recognise(folder: Path) -> tuple[Data, Path]:
 def _holding(folder: Path, file: str) -> Path | None:
     """The folder that has the file: this one, one below it, or the one above it."""
     below = sorted(child for child in folder.iterdir() if child.is_dir())
-    return next((place for place in [folder, *below, folder.parent] if (place / file).is_file()), None)
+    above = folder.resolve().parent
+    return next((place for place in [folder, *below, above] if (place / file).is_file()), None)
 
 
 def _cifar_folder(name: str, folder: Path) -> Path:

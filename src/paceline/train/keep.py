@@ -13,7 +13,9 @@ def save(plan: Plan, run: Run, state: State) -> None:
     if not run.writer:
         return
     checkpoint.write(run.checkpoints, state.step, to_files(state))
-    checkpoint.prune(run.checkpoints, to_keep(plan, checkpoint.saved_steps(run.checkpoints), run.rows()))
+    # Later steps than this one are damaged, or this run would have gone on from them.
+    saved = [step for step in checkpoint.saved_steps(run.checkpoints) if step <= state.step]
+    checkpoint.prune(run.checkpoints, to_keep(plan, saved, run.rows()))
 
 
 def to_keep(plan: Plan, saved: list[int], rows: list[Row]) -> set[int]:

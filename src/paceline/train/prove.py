@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import socket
 import time
@@ -126,6 +127,8 @@ def _write_whole(path: Path, losses: dict[str, Any]) -> None:
 
 def difference(a: Tensor, b: Tensor) -> float:
     """The largest |a - b| over the largest |a|."""
+    if not (a.isfinite().all() and b.isfinite().all()):
+        return math.inf  # what is not a number agrees with nothing
     if torch.equal(a, b):
         return 0.0
     return float((a.double() - b.double()).abs().max() / a.double().abs().max().clamp_min(1e-300))
