@@ -131,7 +131,7 @@ class Turns(Sink):
         """The report has just read the device, so Paceline's steps are done."""
         now = time.perf_counter()
         self.ours.append(now - self.start)
-        for _ in range(self.count):
+        for _step in range(self.count):
             self.bare.step()
         if self.bare.device.type == "cuda":
             torch.cuda.synchronize()

@@ -1,6 +1,6 @@
 """How long a plan and a settings fault take from the shell: the promise is under 0.8 s, since torch is never loaded.
 
-    python benchmarks/start_up.py
+python benchmarks/start_up.py
 """
 
 from __future__ import annotations
