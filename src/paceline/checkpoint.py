@@ -44,7 +44,7 @@ def write(folder: Path, step: int, files: dict[str, bytes]) -> Path:
         _put(part / MANIFEST, json.dumps({"format": 1, "step": step, "files": listing}, indent=1).encode())
         _sync_folder(part)
         if final.exists():  # a damaged one of the same step, or the same bytes again
-            shutil.rmtree(final)
+            _remove(final)
         part.rename(final)
         _sync_folder(folder)
     except OSError as fault:
@@ -100,7 +100,15 @@ def prune(folder: Path, keep: set[int]) -> None:
     """Remove the checkpoints whose steps are not to be kept."""
     for step in saved_steps(folder):
         if step not in keep:
-            shutil.rmtree(folder / name_of(step), ignore_errors=True)
+            _remove(folder / name_of(step))
+
+
+def _remove(path: Path) -> None:
+    """Take a checkpoint out of sight before removing it, so that a kill leaves none half there."""
+    hidden = path.with_name(f".{path.name}-old")
+    shutil.rmtree(hidden, ignore_errors=True)
+    path.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _put(path: Path, content: bytes) -> None:

@@ -74,11 +74,13 @@ def train(
 
 
 @app.command(epilog="Example: paceline resume runs/mine on.micro_batch=32")
-def resume(run: RunFolder, settings: OnWords = None, data: Data = None) -> None:
+def resume(
+    run: RunFolder, settings: OnWords = None, data: Data = None, replicas: Replicas = None, device: Device = None
+) -> None:
     """Go on with a run from its newest whole checkpoint, on the same or another placement."""
     from paceline.command import resume as verb
 
-    raise typer.Exit(verb.run(run, settings or [], data))
+    raise typer.Exit(verb.run(run, settings or [], data, replicas, device))
 
 
 @app.command(epilog="Example: paceline validate runs/mine --all")
@@ -158,11 +160,11 @@ def main() -> None:
         app()
     except UserError as fault:
         launch = launched()
-        if launch is not None and OURS in os.environ:
-            if launch.rank == 0:
-                Path(os.environ[OURS]).write_text(str(fault))
-        elif launch is None or launch.rank == 0:  # one line, not one for each replica
-            print(f"error: {fault}", file=sys.stderr)
+        if launch is not None and OURS in os.environ:  # the parent prints one line, not one for each replica
+            Path(os.environ[OURS], str(launch.rank)).write_text(str(fault))
+        else:
+            who = f" (replica {launch.rank})" if launch is not None and launch.rank else ""
+            print(f"error{who}: {fault}", file=sys.stderr)
         sys.exit(fault.status)
     except BrokenPipeError:
         sys.stderr.close()

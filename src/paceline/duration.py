@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
-UNITS = ("epochs", "steps", "images", "%", "seconds")
 _WRITTEN = re.compile(r"\s*([0-9]*\.?[0-9]+(?:/[0-9]+)?)\s*(epochs?|steps?|images?|seconds?|minutes?|hours?|%)\s*")
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600}
 
@@ -120,7 +119,7 @@ class Rhythm:
 class Rate:
     """A learning rate: a number, or one that grows with the global batch ('2^-6 per image', '0.1 per 256 images')."""
 
-    text: str
+    text: str = field(compare=False)
     value: float
     images: int | None = None
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from paceline.errors import PlanError
 
 OURS = "PACELINE_TOLD"
-"""Set for replicas that Paceline started itself: the file in which the first one leaves the line its parent prints."""
+"""Set for replicas that Paceline started itself: the folder in which each leaves the line that its parent prints."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
             count=int(environment["SLURM_STEP_NUM_TASKS"]),
             local_rank=int(environment.get("SLURM_LOCALID", "0")),
             local_count=int(environment.get("SLURM_STEP_TASKS_PER_NODE", "1").partition("(")[0].partition(",")[0]),
-            address=environment.get("MASTER_ADDR") or first_host(environment.get("SLURM_JOB_NODELIST", "")),
+            address=environment.get("MASTER_ADDR")
+            or first_host(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")),
             port=int(environment.get("MASTER_PORT", 20_000 + job % 20_000)),
             store_is_there=False,
             attempt=environment.get("SLURM_RESTART_COUNT", "0"),

@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,16 +34,21 @@ def this_machine() -> Machine:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         wanted = [word.strip() for word in visible.split(",") if word.strip()]
-        rows = [row for word in wanted for row in rows if word == row[0] or (word and row[3].startswith(word))]
+        rows = [
+            row
+            for word in wanted
+            for row in rows
+            if word == row[0] or row[3].startswith(word) or (word.startswith("MIG-") and row is rows[0])
+        ]
     there = os.cpu_count() or 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
+    cores = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there, _quota())
     return Machine(
         cores=cores,
         bound=cores < there,
         memory=_memory(),
         accelerators=len(rows),
         accelerator=rows[0][1] if rows else "",
-        accelerator_memory=min((int(float(row[2])) << 20 for row in rows), default=0),
+        accelerator_memory=min((int(float(row[2])) << 20 for row in rows if row[2].isdigit()), default=0),
         host=platform.node(),
     )
 
@@ -62,10 +68,22 @@ def _nvidia() -> list[list[str]]:
     return [[word.strip() for word in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 3]
 
 
+def _quota() -> int:
+    """Whole cores that the container this process is in may use."""
+    words = _limit("cpu.max").split()
+    return max(1, int(words[0]) // int(words[1])) if len(words) == 2 and words[0].isdigit() else sys.maxsize
+
+
 def _memory() -> int:
     """Main memory, or the limit of the container this process is in."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.exists() and (text := limit.read_text().strip()).isdigit():
-        return min(total, int(text))
-    return total
+    limit = _limit("memory.max").strip()
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def _limit(name: str) -> str:
+    """What the control group of this process says of one resource."""
+    try:
+        return Path("/sys/fs/cgroup", name).read_text()
+    except OSError:
+        return ""

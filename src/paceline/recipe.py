@@ -13,6 +13,7 @@ from paceline.spec import Settings
 Count = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Colour = tuple[float, float, float]
+Positive = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Shapes(Settings):
     name: Literal["shapes"]
     mean: Colour = (0.5, 0.5, 0.5)
     """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
-    std: Colour = (0.25, 0.25, 0.25)
+    std: tuple[Positive, Positive, Positive] = (0.25, 0.25, 0.25)
     """Spread of each channel, which the pixels are divided by."""
 
     @property
@@ -46,7 +47,7 @@ class Cifar(Settings):
     name: Literal["cifar10", "cifar100"]
     mean: Colour = (0.4914, 0.4822, 0.4465)
     """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
-    std: Colour = (0.2470, 0.2435, 0.2616)
+    std: tuple[Positive, Positive, Positive] = (0.2470, 0.2435, 0.2616)
     """Spread of each channel, which the pixels are divided by."""
 
     @property
@@ -69,7 +70,7 @@ class Made(Settings):
     """Height and width of an image in pixels."""
     mean: Colour = (0.485, 0.456, 0.406)
     """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
-    std: Colour = (0.229, 0.224, 0.225)
+    std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     """Spread of each channel, which the pixels are divided by."""
 
     @property
@@ -147,7 +148,7 @@ class Init(Settings):
     """The classifier: torch's default (with a random bias), Glorot uniform, or normal with spread 0.01 (bias zero)."""
     zero_gamma: Literal["none", "residual", "identity", "one-branch"] = "none"
     """Which norm scales start at zero: none, the last of each residual branch, only those of units without projection
-    (TF1), or the projection's where there is one and else the branch's (Graphcore PyTorch)."""
+    (as TF1 does in bottlenecks), or the projection's where there is one and else the branch's (Graphcore PyTorch)."""
 
 
 class Sgd(Settings):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import platform
 import subprocess
@@ -46,6 +47,14 @@ class Run:
         if writer:
             self._open()
 
+    def try_lock(self) -> bool:
+        """Take the folder if nobody trains in it."""
+        try:
+            self._open()
+        except RunError:
+            return False
+        return True
+
     def _open(self) -> None:
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -63,7 +72,8 @@ class Run:
     def write(self, kind: str, **values: Any) -> Row:
         """Append one row to the record."""
         row = {"kind": kind, **values}
-        self._append(RECORD, json.dumps(row))
+        numbers = {key: None for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
+        self._append(RECORD, json.dumps(row | numbers))  # JSON knows no NaN
         return row
 
     def log(self, line: str) -> None:
@@ -204,9 +214,14 @@ def _processor() -> str:
 
 def _commit() -> str | None:
     """The commit of the source this runs from, marked when files differ from it; None outside a checkout."""
-    here = Path(__file__).parent
-    ask = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    here = Path(__file__)
+    git = ["git", "-C", str(here.parent)]
+    ask = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
+        if subprocess.run(
+            [*git, "ls-files", "--error-unmatch", here.name], capture_output=True, check=False
+        ).returncode:
+            return None  # installed inside somebody else's repository
         done = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -20,7 +20,9 @@ from paceline.errors import SpecError
 class Settings(BaseModel):
     """A group of settings: frozen, strict, each with its one-sentence meaning as its docstring."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 Path = tuple[str | int, ...]
@@ -189,9 +191,11 @@ def _name_kinds(values: Any, model: type[Settings]) -> dict[str, Any]:
         if isinstance(value, str) and kinds(info):
             result[key] = {"name": value}
         elif isinstance(value, dict):
-            named = kinds(info).get(str(value.get("name")))
+            chosen = getattr(info.default, "name", None)
+            given = {"name": chosen, **value} if kinds(info) and chosen else value  # keys alone are the default kind's
+            named = kinds(info).get(str(given.get("name")))
             inner = named or next(_parts(info.annotation), None)
-            result[key] = _name_kinds(value, inner) if inner else value
+            result[key] = _name_kinds(given, inner) if inner else given
     return result
 
 

@@ -36,6 +36,7 @@ class World:
     replica: int = 0
     replicas: int = 1
     store: Any = None
+    timeout: timedelta | None = None
 
     @property
     def first(self) -> bool:
@@ -56,12 +57,24 @@ class World:
                 self._together(lambda row=whole: dist.broadcast(row, 0))
                 tensor.copy_(whole)
 
+    def agree(self, numbers: list[int]) -> list[int]:
+        """The first replica's list of whole numbers, on every replica."""
+        if self.replicas == 1:
+            return numbers
+        count = torch.tensor([len(numbers)], device=self.device)
+        self.spread([count])
+        listed = torch.zeros(int(count), dtype=torch.int64, device=self.device)
+        if self.first:
+            listed.copy_(torch.tensor(numbers))
+        self.spread([listed])
+        return [int(number) for number in listed.tolist()]
+
     def neighbours(self, count: int) -> Circle | None:
         """The `count` neighbouring replicas that share norm groups with this one; every replica must ask."""
         if count == 1:
             return None
         groups = [list(range(start, start + count)) for start in range(0, self.replicas, count)]
-        mine = [dist.new_group(ranks) for ranks in groups][self.replica // count]
+        mine = [dist.new_group(ranks, timeout=self.timeout) for ranks in groups][self.replica // count]
         return Circle(count, mine, self)
 
     def wait_for_all(self) -> None:
@@ -134,7 +147,7 @@ def join(plan: Plan, launch: Launch | None) -> World:
     dist.init_process_group(
         "nccl" if kind == "cuda" else "gloo", store=store, rank=launch.rank, world_size=launch.count, timeout=timeout
     )
-    return World(device, launch.rank, launch.count, store)
+    return World(device, launch.rank, launch.count, store, timeout)
 
 
 def _digest(plan: Plan) -> str:
@@ -183,12 +196,13 @@ def start_replicas(count: int, words: Sequence[str]) -> int:
     """Start `count` processes of this same command through torch's elastic launcher; returns the exit status."""
     import logging  # noqa: PLC0415 - only the launching process needs these
 
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415
 
     logging.disable(logging.ERROR)  # the launcher's own notes on signals and dead workers; ours are one line each
-    told = Path(tempfile.mkdtemp(prefix="paceline-")) / "told"
+    told = Path(tempfile.mkdtemp(prefix="paceline-"))
     os.environ[OURS] = str(told)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "60")  # time to finish the step and save
@@ -204,11 +218,14 @@ def start_replicas(count: int, words: Sequence[str]) -> int:
         local_addr="127.0.0.1",
         max_restarts=0,
         monitor_interval=0.1,
+        logs_specs=DefaultLogsSpecs(log_dir=str(told)),
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "paceline", *words)
+        elastic_launch(config, sys.executable)("-P", "-m", "paceline", *words)  # -P: not from the user's folder
     except SignalException:
-        return INTERRUPTED
+        if (told / "interrupted").exists():
+            return INTERRUPTED
+        raise Broken("stopped by a signal before the replicas could save; what was saved before is whole") from None
     except ChildFailedError as fault:
         rank, failure = fault.get_first_failure()
         if failure.exitcode < 0:
@@ -216,9 +233,17 @@ def start_replicas(count: int, words: Sequence[str]) -> int:
             raise Broken(
                 f"replica {rank} was killed by {name}; the others were stopped, and what was saved is whole"
             ) from None
-        if told.is_file():
-            print(f"error: {told.read_text()}", file=sys.stderr)  # noqa: T201 - the replica's one line
-        return int(failure.exitcode)
+        lines = [path.read_text() for path in (told / str(rank), told / "0") if path.is_file()]
+        raise _Told(lines[0] if lines else f"replica {rank} failed", failure.exitcode) from None
+    else:
+        return INTERRUPTED if (told / "interrupted").exists() else 0
     finally:
-        shutil.rmtree(told.parent, ignore_errors=True)
-    return 0
+        shutil.rmtree(told, ignore_errors=True)
+
+
+class _Told(Broken):
+    """What a replica said before it ended, with its exit status."""
+
+    def __init__(self, line: str, status: int) -> None:
+        super().__init__(line)
+        self.status = status

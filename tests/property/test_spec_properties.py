@@ -19,6 +19,7 @@ COUNTS = st.integers(1, 10**7)
 PARTS = st.floats(0, 1, exclude_max=True, allow_subnormal=False)
 POSITIVE = st.floats(1e-9, 1e9)
 COLOURS = st.lists(st.floats(-10, 10), min_size=3, max_size=3)
+SPREADS = st.tuples(*[st.floats(0.01, 2.0)] * 3).map(list)
 WORDS = st.text(st.characters(codec="utf-8", categories=["L", "P", "S", "Zs"]), max_size=30)
 UNITS = st.sampled_from(["epochs", "steps", "images", "%"])
 AMOUNTS = st.one_of(
@@ -53,9 +54,9 @@ MODELS = st.one_of(
 )
 DATA = st.one_of(
     st.none(),
-    kind("shapes", mean=COLOURS, std=COLOURS),
+    kind("shapes", mean=COLOURS, std=SPREADS),
     kind(("cifar10", "cifar100"), mean=COLOURS),
-    kind(("generated", "synthetic"), images=COUNTS, validation_images=COUNTS, classes=COUNTS, side=COUNTS, std=COLOURS),
+    kind(("generated", "synthetic"), images=COUNTS, validation_images=COUNTS, classes=COUNTS, side=COUNTS, std=SPREADS),
 )
 SCHEDULES = st.one_of(
     kind("constant", warmup=DURATIONS),

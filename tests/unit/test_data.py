@@ -144,9 +144,12 @@ def test_no_folder_at_all_is_asked_for() -> None:
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
-    assert message_of(cifar("cifar10"), gone) == f"{gone}: there is no such folder"
+    assert (
+        message_of(cifar("cifar10"), gone)
+        == f"{gone}: there is no such folder; write --data FOLDER with where cifar10 is"
+    )
     (tmp_path / "file").write_text("x")
-    assert message_of(None, tmp_path / "file") == f"{tmp_path / 'file'}: there is no such folder"
+    assert message_of(None, tmp_path / "file").startswith(f"{tmp_path / 'file'}: there is no such folder")
 
 
 def test_a_folder_without_a_data_set_says_what_was_expected(tmp_path: Path) -> None:

@@ -233,6 +233,16 @@ def test_a_norm_over_a_single_number_is_refused() -> None:
         make_plan("data.side=4", "norm_batch=1")
 
 
+@pytest.mark.parametrize(("classes", "smoothing", "most"), [(2, 0.6, 0.5), (3, 0.7, 2 / 3), (1, 0.1, 0)])
+def test_smoothing_over_the_others_beyond_an_even_spread_is_refused(
+    classes: int, smoothing: float, most: float
+) -> None:
+    words = (f"data.classes={classes}", "loss.smooth_over=others")
+    with pytest.raises(PlanError, match=r"^loss.label_smoothing over the others may be at most"):
+        decide(*words, f"loss.label_smoothing={smoothing}")
+    assert decide(*words, f"loss.label_smoothing={most - 0.01 if most else 0}").steps == 6
+
+
 @pytest.mark.parametrize("norm", ["group", "none"])
 def test_norm_batch_does_not_matter_where_the_norm_sees_one_image(norm: str) -> None:
     plan = decide("norm_batch=5", f"norm={norm}", micro_batch=2)

@@ -55,14 +55,19 @@ def read_placement(
 ) -> tuple[Placement, spec.Tree]:
     """A placement with the on.* words and flags that concern it."""
     placed = shipped.tree("placements", page) if page else spec.Tree({}, {(): "placement"})
-    flags = [f"on.replicas={replicas}"] * (replicas is not None) + [f"on.device={device}"] * (device is not None)
-    for word in [*words, *flags]:
+    for word in [*words, *flag_words(replicas, device)]:
         if word.startswith("on."):
             spec.override(placed, word.removeprefix("on."), Placement)
     placed.places = {
         path: place.replace("'", "'on.", 1) if place.startswith("'") else place for path, place in placed.places.items()
     }
     return spec.build(Placement, placed), placed
+
+
+def flag_words(replicas: int | None, device: str | None) -> list[str]:
+    """The on.* words that --replicas and --device are short for."""
+    flags = {"on.replicas": replicas, "on.device": device}
+    return [f"{key}={value}" for key, value in flags.items() if value is not None]
 
 
 def make_job(

@@ -6,16 +6,16 @@ import sys
 from pathlib import Path
 
 from paceline import spec
-from paceline.command.job import Job, plan_job, run_job
+from paceline.command.job import Job, flag_words, plan_job, run_job
 from paceline.data import index
 from paceline.errors import SpecError
 from paceline.placement import Placement
 from paceline.record import stored_plan
 
 
-def run(folder: Path, words: list[str], data: Path | None) -> int:
+def run(folder: Path, words: list[str], data: Path | None, replicas: int | None, device: str | None) -> int:
     """Go on; only on.* words may differ from the first start."""
-    return run_job(stored_job(folder, words, data), folder, sys.argv[1:])
+    return run_job(stored_job(folder, [*words, *flag_words(replicas, device)], data), folder, sys.argv[1:])
 
 
 def stored_job(folder: Path, words: list[str], data: Path | None) -> Job:
@@ -26,7 +26,8 @@ def stored_job(folder: Path, words: list[str], data: Path | None) -> Job:
         if not word.startswith("on."):
             raise SpecError(f"'{word}': a run keeps its recipe; only on.* words may change, such as on.micro_batch=64")
         spec.override(placed, word.removeprefix("on."), Placement)
-    where = index.given_folder(data) if data or not stored.data_folder else Path(stored.data_folder)
+    remembered = Path(stored.data_folder) if stored.data_folder else None
+    where = remembered if data is None and remembered and remembered.is_dir() else index.given_folder(data)
     found, place = index.locate(stored.recipe.data, where)
     recipe = stored.recipe.model_copy(update={"data": found})
     return plan_job(str(folder), recipe, spec.build(Placement, placed), place, spec.Tree(), placed)

@@ -37,6 +37,7 @@ def prepare_folder(job: Job, folder: Path) -> None:
     """Make the run folder, or check that it holds the same recipe."""
     if (folder / PLAN).is_file():
         changed = spec.differences(stored_plan(folder).recipe, job.plan.recipe)
+        changed = [line for line in changed if not line.startswith("about:")]
         if changed:
             more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
             raise RunError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ def run(folder: Path, words: list[str], which: str | None, every: bool, data: Pa
     """Judge the newest checkpoint, a chosen one, or all that were not judged yet; the record gets a row for each."""
     # Judging needs none of the layout that training had: what is not asked for, this machine decides.
     job = stored_job(folder, ["on.replicas=auto", "on.micro_batch=auto", *words], data)
+    steps = steps_to_judge(folder, which, every)
     started = run_replicas(job)
     if started is not None:
         return started
-    rows = judge(job, Run(folder, writer=False), steps_to_judge(folder, which, every))
+    rows = judge(job, Run(folder, writer=False), steps)
     if job.launch is None or job.launch.rank == 0:
         if rows or as_json:
             show_rows(rows, as_json)
@@ -60,25 +62,30 @@ def judge(job: Job, run: Run, steps: list[int]) -> list[dict[str, Any]]:
     plan = job.plan
     settle_torch(plan)
     world = join(plan, job.launch)
+    steps = world.agree(steps)  # beside a run that trains, replicas may have seen different checkpoints
     loader = open_loader(plan, open_source(plan, job.data_folder), world.replica, world.device)
     state = fresh(plan, world)
     run.writer = world.first
     rows = []
     for step in steps:
         name = checkpoint.name_of(step)
-        restore(state, checkpoint.read(run.checkpoints / name), name)
+        try:
+            files = checkpoint.read(run.checkpoints / name)
+        except RunError as fault:
+            if len(steps) == 1:
+                raise
+            print(f"passed over: {fault}", file=sys.stderr)
+            continue
+        restore(state, files, name)
         start = time.perf_counter()
         found = evaluate(plan, world, state.network, loader)
         seconds = time.perf_counter() - start
-        row = {
-            "step": step,
-            "epoch": plan.epoch(step),
-            **found,
-            "seconds": seconds,
-            "images_per_second": found["images"] / seconds,
-        }
+        rate = found["images"] / seconds
+        where = {"device": plan.placement.device, "precision": plan.placement.precision}
+        row = {"step": step, "epoch": plan.epoch(step), **found, "seconds": seconds, "images_per_second": rate, **where}
         rows.append(run.write("validation", **row))
-    if world.first:
+    if world.first and run.try_lock():
         Csv(run.folder, run.rows(), plan.steps)
+        run.close()
     world.close()
     return [{key: value for key, value in row.items() if key != "kind"} for row in rows]

@@ -41,7 +41,7 @@ def _existing(folder: Path | None, what: str) -> Path:
     if folder is None:
         raise DataError(f"where is {what}? write --data FOLDER, or set the DATA_DIR environment variable")
     if not folder.is_dir():
-        raise DataError(f"{folder}: there is no such folder")
+        raise DataError(f"{folder}: there is no such folder; write --data FOLDER with where {what} is")
     return folder
 
 

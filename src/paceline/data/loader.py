@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn, Protocol, TypeVar
@@ -36,10 +37,14 @@ class MicroBatch:
     count: int
 
 
+Shares = Generator[list[MicroBatch], None, None]
+"""A replica's micro-batches of each step; to be closed, so that what is prepared ahead ends."""
+
+
 class Loader(Protocol):
     """Where a replica gets its images."""
 
-    def training(self, start: int) -> Iterator[list[MicroBatch]]:
+    def training(self, start: int) -> Shares:
         """This replica's micro-batches of each step, beginning with step `start`, without end."""
         ...
 
@@ -52,7 +57,8 @@ def open_loader(plan: Plan, source: Source, replica: int, device: torch.device) 
     """The loader that suits the data set and the placement."""
     if plan.data.name == "synthetic":
         return Synthetic(plan, source, replica, device)
-    whole = plan.placement.resident and source.training.count == len(source.training.pictures)
+    splits = (source.training, source.validation)
+    whole = plan.placement.resident and all(split.count == len(split.pictures) for split in splits)
     return Resident(plan, source, replica, device) if whole else Host(plan, source, replica, device)
 
 
@@ -68,7 +74,7 @@ class Resident:
         wide = augment.widen(split.pictures, self._plan.recipe.augment)
         return torch.tensor(wide, device=self._device), torch.tensor(split.labels, device=self._device)
 
-    def training(self, start: int) -> Iterator[list[MicroBatch]]:
+    def training(self, start: int) -> Shares:
         """One gather for a few steps, then cut into micro-batches: a small network's steps are shorter than a gather's
         kernels take to launch."""
         order, plan = training_order(self._plan), self._plan
@@ -81,12 +87,13 @@ class Resident:
             positions = np.concatenate(parts) if parts else np.empty(0, np.int64)
             return _pinned(np.vstack([order.images(positions), augment.draw(plan.recipe, positions)]), self._device)
 
-        for numbers in ahead(_endless(prepare, 0)):
-            images, labels = self._cut(0, numbers)
-            cut = zip(images.split(plan.micro_batch), labels.split(plan.micro_batch), strict=True)
-            batches = [MicroBatch(i, n, plan.micro_batch) for i, n in cut]
-            for step in range(steps):
-                yield batches[step * passes : (step + 1) * passes]
+        with closing(ahead(_endless(prepare, 0))) as chunks:
+            for numbers in chunks:
+                images, labels = self._cut(0, numbers)
+                cut = zip(images.split(plan.micro_batch), labels.split(plan.micro_batch), strict=True)
+                batches = [MicroBatch(i, n, plan.micro_batch) for i, n in cut]
+                for step in range(steps):
+                    yield batches[step * passes : (step + 1) * passes]
 
     def validation(self) -> Iterator[MicroBatch]:
         """Every image once; the last batch is padded to keep one shape, and says how many are real."""
@@ -110,7 +117,7 @@ class Host:
         assert isinstance(plan.placement.loader_threads, int)
         self._threads = plan.placement.loader_threads
 
-    def training(self, start: int) -> Iterator[list[MicroBatch]]:
+    def training(self, start: int) -> Shares:
         """Each micro-batch is one thread's piece of work; steps come in order whoever finishes first."""
         order, recipe, split = training_order(self._plan), self._plan.recipe, self._source.training
         steps = np.arange(self._plan.facts.side)
@@ -126,8 +133,9 @@ class Host:
                 parts = share(self._plan, step, self._replica)
                 return [pool.submit(prepare, part, order.images(part)).result for part in parts]
 
-            for results in ahead(_endless(submit, start)):
-                yield [self._send(*result(), self._plan.micro_batch) for result in results]
+            with closing(ahead(_endless(submit, start))) as steps_ahead:
+                for results in steps_ahead:
+                    yield [self._send(*result(), self._plan.micro_batch) for result in results]
 
     def validation(self) -> Iterator[MicroBatch]:
         """Every image once; the last batch is padded to keep one shape, and says how many are real."""
@@ -147,31 +155,39 @@ class Host:
 
 
 class Synthetic:
-    """One micro-batch made once on the device and used over and over: what is measured has no input at all."""
+    """A pool of images made once on the device, cut by position: what is measured has no input at all."""
 
     def __init__(self, plan: Plan, source: Source, replica: int, device: torch.device) -> None:
         self._plan, self._replica = plan, replica
         self._training = self._fill(source.training, plan.micro_batch, device)
         self._validation = self._fill(source.validation, plan.evaluation_batch, device)
 
-    def _fill(self, split: Split, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        numbers = np.arange(size, dtype=np.int64)
+    def _fill(self, split: Split, size: int, device: torch.device) -> tuple[Tensor, Tensor, int]:
+        """The pool and enough of it again behind it that any batch is one slice."""
+        pool = len(split.pictures)
+        numbers = np.arange(pool + size, dtype=np.int64)
         images = torch.tensor(split.take(numbers), device=device).permute(0, 3, 1, 2)
-        return images, torch.tensor(split.labels_of(numbers), device=device)
+        return images, torch.tensor(split.labels_of(numbers), device=device), pool
 
-    def training(self, start: int) -> Iterator[list[MicroBatch]]:
-        """The same micro-batch as often as this replica has one in a step."""
+    def training(self, start: int) -> Shares:
+        """Slices of the pool, the same whatever the layout."""
         while True:
-            yield [MicroBatch(*self._training, self._plan.micro_batch)] * len(share(self._plan, start, self._replica))
+            parts = share(self._plan, start, self._replica)
+            yield [self._slice(self._training, part, self._plan.micro_batch) for part in parts]
             start += 1
 
     def validation(self) -> Iterator[MicroBatch]:
-        """The same batch as often as the counted images need it."""
+        """Slices of the other pool, as many as the counted images need."""
         for numbers in judged(self._plan, self._replica):
-            yield MicroBatch(*self._validation, len(numbers))
+            yield self._slice(self._validation, numbers, self._plan.evaluation_batch)
+
+    def _slice(self, filled: tuple[Tensor, Tensor, int], numbers: NDArray[np.int64], size: int) -> MicroBatch:
+        images, labels, pool = filled
+        place = int(numbers[0]) % pool
+        return MicroBatch(images[place : place + size], labels[place : place + size], len(numbers))
 
 
-def ahead(items: Iterator[Item]) -> Iterator[Item]:
+def ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
     """The same items, made up to AHEAD before they are asked for by a thread of their own; its faults come through."""
     made: queue.Queue[Callable[[], Item]] = queue.Queue(AHEAD)
     stopped = threading.Event()
@@ -193,7 +209,8 @@ def ahead(items: Iterator[Item]) -> Iterator[Item]:
                 return
             offer(partial(_same, item))
 
-    threading.Thread(target=work, name="images ahead", daemon=True).start()
+    thread = threading.Thread(target=work, name="images ahead", daemon=True)
+    thread.start()
     try:
         while True:
             try:
@@ -203,6 +220,7 @@ def ahead(items: Iterator[Item]) -> Iterator[Item]:
             yield item
     finally:
         stopped.set()
+        thread.join()  # a thread still inside a library when the interpreter ends would abort the process
 
 
 def _same(item: Item) -> Item:

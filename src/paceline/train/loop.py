@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from paceline import schedule
 from paceline.data.loader import Loader, MicroBatch
 from paceline.plan import Plan
@@ -23,25 +25,24 @@ def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink
     clock = Clock(plan, run.rows(), state.step)
     if state.step == 0:
         save(plan, run, state)
-    shares = loader.training(state.step)
+    with closing(loader.training(state.step)) as shares:
+        while state.step < plan.steps and not wishes.stop:
+            with clock.waiting():
+                share = next(shares)
+            update(plan, world, state, share, wishes)
+            sink.step(state.step)
 
-    while state.step < plan.steps and not wishes.stop:
-        with clock.waiting():
-            share = next(shares)
-        update(plan, world, state, share, wishes)
-        sink.step(state.step)
-
-        last = state.step == plan.steps
-        if last or reports.due(state.step):
-            # Reading the sums is the loop's only wait for the device.
-            sink.report(run.write("report", **clock.report(state)))
-        if last or judgements.due(state.step):
-            with clock.pause():
-                row = evaluate(plan, world, state.network, loader)
-            sink.validation(run.write("validation", **clock.validation(state.step, row)))
-        if last or (saves and saves.due(state.step)) or wishes.save or wishes.stop:
-            with clock.pause():
-                save(plan, run, state)
+            last = state.step == plan.steps
+            if last or reports.due(state.step):
+                # Reading the sums is the loop's only wait for the device.
+                sink.report(run.write("report", **clock.report(state)))
+            if last or judgements.due(state.step):
+                with clock.pause():
+                    row = evaluate(plan, world, state.network, loader)
+                sink.validation(run.write("validation", **clock.validation(state.step, row)))
+            if last or (saves and saves.due(state.step)) or wishes.save or wishes.stop:
+                with clock.pause():
+                    save(plan, run, state)
     return state.step == plan.steps
 
 

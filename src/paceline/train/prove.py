@@ -110,6 +110,7 @@ def _run(plan: Plan, launch: Launch, folder: Path, data: Path | None, steps: int
             _write_whole(path, losses)
         if saving:
             save(plan, run, state)
+    shares.close()
     if world.first:
         tensors = {**state.network.module.state_dict(), **state.optimiser.tensors()}
         save_file(

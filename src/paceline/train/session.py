@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 
 from paceline import checkpoint
 from paceline.data.loader import open_loader
@@ -28,10 +29,10 @@ from paceline.world import World, join
 
 def work(plan: Plan, launch: Launch | None, machine: Machine, folder: Path, data: Path | None, console: Console) -> int:
     """Train or go on training in a run folder; gives the exit status."""
-    signals = Signals()
-    signals.listen()
     settle_torch(plan)
     world = join(plan, launch)
+    signals = Signals()
+    signals.listen()
     run = Run(folder, writer=world.first)
     try:
         status = _train(plan, world, run, machine, data, console, signals)
@@ -41,6 +42,7 @@ def work(plan: Plan, launch: Launch | None, machine: Machine, folder: Path, data
         raise told from None
     finally:
         run.close()
+    world.wait_for_all()  # a launcher may stop the others once one has left, and the first may still be writing
     world.close()
     return status
 
@@ -64,13 +66,20 @@ def _train(
     before = run.rows()
     state = take_up(plan, world, run, console)
     if state.step >= plan.steps:
+        if before and before[-1]["kind"] != "end":  # killed after the last checkpoint
+            run.write("end", step=state.step)
         if world.first:
-            console.print(f"This run is complete: {plan.steps} steps are trained. {run.folder}", soft_wrap=True)
+            console.print(
+                f"This run is complete: {plan.steps} steps are trained. {run.folder}", markup=False, soft_wrap=True
+            )
         return 0
     loader = open_loader(plan, open_source(plan, data), world.replica, world.device)
     seconds = plan.placement.save
     wishes = Wishes(world, signals, float(seconds.amount) if seconds.unit == "seconds" else None)
-    run.write("start", **start_row(plan, machine, state.step, before))
+    if run.writer:
+        start = run.write("start", **start_row(plan, machine, state.step, before))
+        for key, (old, new) in start["arithmetic_changed"].items():
+            console.print(f"on.{key} was {old} and is {new}: rounding changes from here on", soft_wrap=True)
     run.log(f"start at step {state.step} of {plan.steps}")
     with ExitStack() as stack:
         sink = Sink()
@@ -82,7 +91,11 @@ def _train(
     run.log(f"{'end' if done else 'interrupted'} at step {state.step}")
     if world.first:
         _say_goodbye(plan, run, state.step, done, console)
-    return 0 if done or os.environ.get(OURS) else INTERRUPTED
+    if not done and OURS in os.environ:
+        if world.first:
+            Path(os.environ[OURS], "interrupted").touch()
+        return 0
+    return 0 if done else INTERRUPTED
 
 
 def take_up(plan: Plan, world: World, run: Run, console: Console | None = None) -> State:
@@ -93,7 +106,9 @@ def take_up(plan: Plan, world: World, run: Run, console: Console | None = None) 
         for step, found in checkpoint.newest(run.checkpoints):
             if isinstance(found, RunError):
                 if console:
-                    console.print(f"[yellow]damaged, taking the one before it:[/yellow] {found}", soft_wrap=True)
+                    console.print(
+                        f"[yellow]damaged, taking the one before it:[/yellow] {escape(str(found))}", soft_wrap=True
+                    )
                 run.log(f"damaged checkpoint: {found}")
             else:
                 restore(state, found, checkpoint.name_of(step))
@@ -138,9 +153,14 @@ def _say_goodbye(plan: Plan, run: Run, step: int, done: bool, console: Console) 
         highlight=False,
         soft_wrap=True,
     )
+    if reports[-1]["bad_steps"]:
+        console.print(
+            f"[red]{reports[-1]['bad_steps']} steps were skipped: their gradients were not finite[/red]", soft_wrap=True
+        )
     console.print(
         f"Run folder: {run.folder}\n\nNext: paceline validate {run.folder}\n      paceline verify shapes/resnet8\n"
         f"      paceline train cifar10/resnet20 --data FOLDER\n      paceline recipes",
+        markup=False,
         highlight=False,
         soft_wrap=True,
     )
