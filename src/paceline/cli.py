@@ -88,7 +88,8 @@ def validate(
     run: RunFolder,
     settings: OnWords = None,
     checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", metavar="STEP", help="Judge the checkpoint of this step.")
+        str | None,
+        typer.Option("--checkpoint", metavar="STEP|best", help="Judge the checkpoint of this step, or the best one."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Judge every checkpoint that was not judged yet.")] = False,
     data: Data = None,

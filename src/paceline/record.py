@@ -122,6 +122,12 @@ def latest(rows: list[Row], kind: str) -> list[Row]:
     return [row for _, row in sorted({row["step"]: row for row in rows if row["kind"] == kind}.items())]
 
 
+def best_step(rows: list[Row], steps: list[int]) -> int | None:
+    """The step among `steps` with the best validation accuracy, the earliest of equals; None where none was judged."""
+    judged = [row for row in latest(rows, "validation") if row["step"] in steps]
+    return max(judged, key=lambda row: (row["top1"], -row["step"]))["step"] if judged else None
+
+
 def _cut_torn_line(path: Path) -> None:
     if path.is_file() and not path.is_symlink():
         content = path.read_bytes()

@@ -90,6 +90,8 @@ def test_validate_judges_from_the_run_alone(paceline: Paceline, trained: Path) -
     assert newest[0]["loss"] == in_training[-1]["loss"]
     chosen = json.loads(paceline("validate", "run", "--checkpoint", "6", "--json").stdout)
     assert chosen[0]["top1"] == in_training[0]["top1"]
+    best = json.loads(paceline("validate", "run", "--checkpoint", "best", "--json").stdout)
+    assert best[0]["top1"] == max(row["top1"] for row in in_training)
     rest = json.loads(paceline("validate", "run", "--all", "--json").stdout)
     assert [row["step"] for row in rest] == [0]
     assert json.loads(paceline("validate", "run", "--all", "--json").stdout) == []

@@ -12,7 +12,7 @@ from paceline.command.job import Job, run_replicas
 from paceline.command.resume import stored_job
 from paceline.command.show import show_rows
 from paceline.errors import RunError
-from paceline.record import Run, latest
+from paceline.record import Run, best_step, latest, rows_of
 
 
 def run(folder: Path, words: list[str], which: str | None, every: bool, data: Path | None, as_json: bool) -> int:
@@ -38,10 +38,13 @@ def steps_to_judge(folder: Path, which: str | None, every: bool) -> list[int]:
     if not saved:
         raise RunError(f"{folder}: there is no checkpoint in this run yet")
     if every:
-        done = {row["step"] for row in latest(Run(folder, writer=False).rows(), "validation")}
+        done = {row["step"] for row in latest(rows_of(folder), "validation")}
         return [step for step in saved if step not in done]
     if which is None:
         return saved[-1:]
+    if which == "best":
+        best = best_step(rows_of(folder), saved)
+        return saved[-1:] if best is None else [best]
     number = Path(which).name.removeprefix("step-")
     if not number.isdigit() or int(number) not in saved:
         there = ", ".join(map(str, saved))

@@ -35,7 +35,9 @@ class Clock:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """What happens inside is validating or saving, not training."""
+        """What happens inside is validating or saving, not training; steps still under way are waited for first."""
+        if self._plan.placement.device == "cuda":
+            torch.cuda.synchronize()
         start = time.perf_counter()
         yield
         self._last_pause = time.perf_counter() - start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline import checkpoint
 from paceline.plan import Plan
-from paceline.record import Row, Run, latest
+from paceline.record import Row, Run, best_step
 from paceline.train.state import State, to_files
 
 
@@ -22,9 +22,9 @@ def to_keep(plan: Plan, saved: list[int], rows: list[Row]) -> set[int]:
     """The newest few, the best judged one, and one of each stretch that `keep_every` names."""
     placement = plan.placement
     keep = set(saved[-placement.keep_last :])
-    judged = [row for row in latest(rows, "validation") if row["step"] in saved]
-    if placement.keep_best and judged:
-        keep.add(max(judged, key=lambda row: (row["top1"], -row["step"]))["step"])
+    best = best_step(rows, saved)
+    if placement.keep_best and best is not None:
+        keep.add(best)
     if placement.keep_every is not None:
         stretch = plan.images_in(placement.keep_every)
         firsts: dict[int, int] = {}

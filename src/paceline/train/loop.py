@@ -34,7 +34,7 @@ def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink
 
             last = state.step == plan.steps
             if last or reports.due(state.step):
-                # Reading the sums is the loop's only wait for the device.
+                # Apart from validating and saving, reading the sums is the only wait for the device.
                 sink.report(run.write("report", **clock.report(state)))
             if last or judgements.due(state.step):
                 with clock.pause():
