@@ -56,9 +56,12 @@ Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 def paceline(tmp_path: Path) -> Paceline:
     """Runs the command line in an empty folder, as a user would."""
 
-    def run(*words: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(
+        *words: str, env: dict[str, str] | None = None, program: str | None = None, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        start = ["-m", "paceline"] if program is None else ["-c", program]
         return subprocess.run(
-            [sys.executable, "-m", "paceline", *words],
+            [sys.executable, *start, *words],
             capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
             env=environment() | (env or {}), **options,
         )  # fmt: skip
