@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,17 @@ def paceline(tmp_path: Path) -> Paceline:
         )  # fmt: skip
 
     return run
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small tensors are slower on several threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def environment() -> dict[str, str]:

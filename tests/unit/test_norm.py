@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,18 +13,11 @@ from torch.nn import functional as F
 from paceline import keyed
 from paceline.model.norm import BatchNormAct, GroupNormAct, NormAct, Statistics
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CHANNELS = 5
 GOOD = torch.zeros(())
 BAD = torch.ones(())
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors are slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def numbers(name: str, *shape: int) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,6 +13,8 @@ from paceline.model.build import build_network
 from paceline.model.norm import NormAct
 from paceline.model.resnet import Unit
 from paceline.recipe import CIFAR_BOTTLENECKS, CIFAR_RESNETS, IMAGENET_RESNETS, Facts
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PLAIN = {
     "resnet18": 11_689_512,
@@ -45,15 +45,6 @@ CIFAR = {
     "resnet110": 1_727_962,
     "resnet56-bottleneck": 591_322,
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors are slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def network(name: str, classes: int, side: int, *words: str, channels: int = 3) -> nn.Sequential:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,17 +17,10 @@ from paceline.model.whole import Whole
 from paceline.plan import Plan
 from paceline.world import World
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 WORLD = World(torch.device("cpu"))
 EXACT = ("on.precision=64.64",)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors are slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_whole(plan: Plan) -> Whole:
