@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from paceline.placement import Placement, keys
 from paceline.recipe import Recipe
-from paceline.spec import Settings, kinds
+from paceline.spec import Settings, fields, kinds
 
 Row = tuple[str, str, str]
 
@@ -27,7 +27,7 @@ _GROUPS = {
 
 def recipe_rows(model: type[Settings] = Recipe, start: str = "") -> Iterator[Row]:
     """Every setting of a recipe: nested keys dotted, and the settings of each kind below the kind's own row."""
-    for key, info in model.model_fields.items():
+    for key, info in fields(model).items():
         if key == "name":
             continue
         yield _row(start + key, info)
@@ -85,7 +85,7 @@ def _choices(annotation: Any) -> Iterator[Any]:
 def _default(info: FieldInfo) -> str:
     if info.is_required():
         return "needed"
-    value = info.default
+    value = info.get_default(call_default_factory=True)
     if isinstance(value, Settings):
         name = getattr(value, "name", None)
         return _code(name) if name else ""

@@ -142,17 +142,24 @@ def recipes(
     verb.run(name, json)
 
 
-@app.command(epilog="Example: paceline models resnet50")
+@app.command(epilog="Example: paceline models resnet50 --blocks")
 def models(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="Print this network's settings and defaults.")
     ] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as model.stem=3x3.")
+    ] = None,
+    blocks: Annotated[
+        bool, typer.Option("--blocks", help="Print its blocks: parameters, activation bytes, multiply-adds per image.")
+    ] = False,
+    side: Annotated[int | None, typer.Option(metavar="PIXELS", help="Image side for --blocks.", min=1)] = None,
     json: Json = False,
 ) -> None:
-    """List the networks, or print one's settings."""
+    """List the networks, or print one's settings, or its blocks."""
     from paceline.command import models as verb
 
-    verb.run(name, json)
+    verb.run(name, words or [], blocks, side, json)
 
 
 def main() -> None:

@@ -34,10 +34,11 @@ def key(seed: int, purpose: str, *names: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def words(key: int, position: Integers, index: int = 0) -> Words[Integers]:
-    """Four independent 32-bit words for each position (int64 array or tensor, at least one dimension)."""
-    zero = position * 0
-    a, b, c, d = position & _LOW, (position >> 32) & _LOW, zero + (index & _LOW), zero + (index >> 32)
+def words(key: int, position: Integers, index: int | Integers = 0) -> Words[Integers]:
+    """Four independent 32-bit words for each position and index (int64 arrays or tensors that broadcast)."""
+    zero = position * 0 + index * 0
+    a, b = zero + (position & _LOW), zero + ((position >> 32) & _LOW)
+    c, d = zero + (index & _LOW), zero + ((index >> 32) & _LOW)
     k0, k1 = key & _LOW, key >> 32
     for _ in range(_ROUNDS):
         # The product of two 32-bit numbers fits 64 bits; int64 wraps, and shift-and-mask recovers the unsigned halves.
@@ -78,6 +79,11 @@ def normals(key: int, count: int, limit: float | None = None) -> NDArray[np.floa
     block = 1 << 15  # small enough to stay in a core's cache through the many passes below
     parts = [_normal_quantiles(shares[start : start + block]) for start in range(0, count, block)]
     return np.concatenate(parts) if parts else shares
+
+
+def normal_quantiles(count: int) -> NDArray[np.float64]:
+    """The normal numbers that divide its distribution into `count` equal parts, each part's middle."""
+    return _normal_quantiles((np.arange(count) + 0.5) / count)
 
 
 def _normal_quantiles(share: NDArray[np.float64]) -> NDArray[np.float64]:

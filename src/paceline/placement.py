@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
+from paceline.architecture import Count
 from paceline.duration import ClockInterval, Duration, Interval
-from paceline.recipe import Count
 from paceline.spec import Settings
 
 LAYOUT = {"kind": "layout"}
@@ -30,6 +30,11 @@ def _switch(value: object) -> object:
     if value == "auto" or isinstance(value, bool):
         return value
     raise ValueError(f"expected true, false or auto; found {value!r}")
+
+
+def _as_names(value: object) -> object:
+    """One name alone means a list of it."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
 AutoCount = Annotated[
@@ -61,6 +66,9 @@ class Placement(Settings):
     """Let torch.compile fuse the network: slower to start."""
     deterministic: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = False
     """Only kernels that give the same bits each time, so that a resume on an accelerator is exact too."""
+    recompute: Annotated[tuple[str, ...], BeforeValidator(_as_names), Field(json_schema_extra=LAYOUT)] = ()
+    """Cut the network before these blocks (stage2 means each block of stage2, all means every block) and keep only what
+    goes from piece to piece: the rest is computed again in the backward pass, for less memory and more time."""
     resident: Annotated[AutoSwitch, Field(json_schema_extra=LAYOUT)] = "auto"
     """Keep the whole data set on the device and crop and flip it there; auto does so where it is small."""
     loader_threads: Annotated[AutoCount, Field(json_schema_extra=LAYOUT)] = "auto"

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
+from paceline.architecture import Outside, Residual
 from paceline.duration import Duration, Rhythm
 from paceline.errors import PlanError
 from paceline.launch import Launch
 from paceline.machine import Machine
 from paceline.placement import Placement
-from paceline.recipe import BatchNorm, Data, Facts, Recipe
+from paceline.recipe import BatchNorm, Data, Facts, GroupNorm, Recipe
 
 
 @dataclass(frozen=True)
-class Appetite:
-    """What a network needs of memory: numbers from the model tables."""
+class NetworkFacts:
+    """What a plan must know of a network, from the model tables."""
 
     parameters: int
     activations: int
@@ -25,6 +27,22 @@ class Appetite:
     smallest_side: int = 1
     last_side: int = 2
     """Pixels a side that the last norm sees."""
+    blocks: tuple[str, ...] = ()
+    """The names of its blocks, in order."""
+    norms: bool = True
+    """Whether it has any norms."""
+    auxiliary: bool = False
+    """Whether it is an auxiliary head that needs the smallest side."""
+
+    def chosen(self, key: str, names: Iterable[str]) -> list[str]:
+        """The blocks that names stand for: a block, a stage of blocks, or all; a wrong one lists the right ones."""
+        found: set[str] = set()
+        for name in names:
+            meant = [block for block in self.blocks if name in ("all", block) or block.startswith(f"{name}/")]
+            if not meant:
+                raise PlanError(f"{key}: the network has no block '{name}'; it has {', '.join(self.blocks)}")
+            found.update(meant)
+        return [block for block in self.blocks if block in found]
 
 
 @dataclass(frozen=True)
@@ -36,6 +54,22 @@ class Plan:
     """With every 'auto' decided."""
     data: Data
     facts: Facts
+    network: NetworkFacts
+
+    @property
+    def frozen(self) -> list[str]:
+        """The blocks that stand still."""
+        return self.network.chosen("freeze", self.recipe.freeze)
+
+    @property
+    def recomputed(self) -> list[str]:
+        """The blocks before which the network is cut for recomputation."""
+        return self.network.chosen("on.recompute", self.placement.recompute)
+
+    def lr_factor(self, block: str) -> float:
+        """What a block's learning rate is multiplied by: what is written for the longest name that stands for it."""
+        names = [name for name in self.recipe.lr_factors if block in self.network.chosen("lr_factors", [name])]
+        return self.recipe.lr_factors[max(names, key=lambda name: (name != "all", len(name)))] if names else 1.0
 
     @property
     def global_batch(self) -> int:
@@ -81,9 +115,7 @@ class Plan:
     @property
     def norm_batch(self) -> int | None:
         """Images that share a batch-norm statistic; None where the norm sees one image."""
-        if not isinstance(self.recipe.norm, BatchNorm):
-            return None
-        return self.recipe.norm_batch or self.global_batch
+        return _norm_batch(self.recipe, self.network)
 
     @property
     def norm_groups(self) -> int:
@@ -129,13 +161,19 @@ class Plan:
 
 
 def make_plan(
-    recipe: Recipe, placement: Placement, data: Data, machine: Machine, appetite: Appetite, launch: Launch | None = None
+    recipe: Recipe,
+    placement: Placement,
+    data: Data,
+    machine: Machine,
+    network: NetworkFacts,
+    launch: Launch | None = None,
 ) -> Plan:
     """Reconcile the two; `launch` says how many processes a launcher has started already."""
     facts = data.facts
-    _check_recipe(recipe, facts, appetite)
-    placement = _decide(recipe, placement, facts, machine, appetite, launch)
-    plan = Plan(recipe, placement, data, facts)
+    _check_recipe(recipe, data, network)
+    placement = _decide(recipe, placement, facts, machine, network, launch)
+    plan = Plan(recipe, placement, data, facts, network)
+    _check_blocks(plan)
     _check_layout(plan)
     return plan
 
@@ -149,12 +187,19 @@ def fits(global_batch: int, norm_batch: int | None, replicas: int, micro_batch: 
     return norm_batch % micro_batch == 0 and replicas % (norm_batch // micro_batch) == 0
 
 
-def _check_recipe(recipe: Recipe, facts: Facts, appetite: Appetite) -> None:
-    if facts.side < appetite.smallest_side:
+def _check_recipe(recipe: Recipe, data: Data, network: NetworkFacts) -> None:
+    facts = data.facts
+    if facts.side < network.smallest_side:
+        less = "; without its auxiliary head (model.auxiliary=0) smaller ones do" if network.auxiliary else ""
         raise PlanError(
-            f"{recipe.model.name} needs images of at least {appetite.smallest_side} pixels a side, "
-            f"and these have {facts.side}"
+            f"{recipe.model.name} needs images of at least {network.smallest_side} pixels a side, "
+            f"and these have {facts.side}{less}"
         )
+    for key, given in (("mean", data.mean), ("std", data.std)):
+        if len(given) != facts.channels:
+            raise PlanError(
+                f"data.{key} has {len(given)} values, and the images have {facts.channels} channels; write as many"
+            )
     if recipe.tail == "drop" and facts.images < recipe.global_batch:
         raise PlanError(
             f"tail: drop leaves nothing of {facts.images} images at global_batch {recipe.global_batch}; "
@@ -163,8 +208,13 @@ def _check_recipe(recipe: Recipe, facts: Facts, appetite: Appetite) -> None:
     K = facts.classes  # noqa: N806 - the field's letter
     if recipe.loss.smooth_over == "others" and recipe.loss.label_smoothing > (K - 1) / K:
         raise PlanError(f"loss.label_smoothing over the others may be at most {(K - 1) / K:.3g} with {K} classes")
+    if isinstance(recipe.norm, GroupNorm) and recipe.norm.proxy and isinstance(recipe.model, Residual | Outside):
+        raise PlanError(
+            "norm.proxy needs activations that follow their norms directly, as in VGG, GoogLeNet, Inception, "
+            f"EfficientNet and MobileNet networks; {recipe.model.name} is none of them: write norm.proxy=false"
+        )
     n = recipe.norm_batch
-    if isinstance(recipe.norm, BatchNorm) and (n or recipe.global_batch) * appetite.last_side**2 < 2:
+    if isinstance(recipe.norm, BatchNorm) and (n or recipe.global_batch) * network.last_side**2 < 2:
         raise PlanError("norm_batch 1 leaves the last norms one number for each channel; write a larger norm_batch")
     if n is not None and isinstance(recipe.norm, BatchNorm) and recipe.global_batch % n:
         close = min(_divisors(recipe.global_batch), key=lambda d: (abs(d - n), d))
@@ -173,13 +223,27 @@ def _check_recipe(recipe: Recipe, facts: Facts, appetite: Appetite) -> None:
         )
 
 
+def _norm_batch(recipe: Recipe, network: NetworkFacts) -> int | None:
+    if not network.norms or not isinstance(recipe.norm, BatchNorm):
+        return None
+    return recipe.norm_batch or recipe.global_batch
+
+
+def _check_blocks(plan: Plan) -> None:
+    """Names of blocks that do not exist are refused, and so is a network of which nothing trains."""
+    plan.network.chosen("on.recompute", plan.placement.recompute)
+    plan.network.chosen("lr_factors", plan.recipe.lr_factors)
+    if plan.network.blocks and len(plan.frozen) == len(plan.network.blocks):
+        raise PlanError("freeze names every block, so that nothing trains; leave out the head, at least")
+
+
 def _decide(
-    recipe: Recipe, asked: Placement, facts: Facts, machine: Machine, appetite: Appetite, launch: Launch | None
+    recipe: Recipe, asked: Placement, facts: Facts, machine: Machine, network: NetworkFacts, launch: Launch | None
 ) -> Placement:
     """Every 'auto' of a placement, decided for this machine."""
     device = asked.device if asked.device != "auto" else "cuda" if machine.accelerators else "cpu"
     precision = asked.precision if asked.precision != "auto" else "16.32" if device == "cuda" else "32.32"
-    norm_batch = (recipe.norm_batch or recipe.global_batch) if isinstance(recipe.norm, BatchNorm) else None
+    norm_batch = _norm_batch(recipe, network)
     most = machine.accelerators if device == "cuda" else 1
     replicas = asked.replicas if asked.replicas != "auto" else launch.count if launch else max(1, most)
     if launch is not None and replicas != launch.count:
@@ -190,7 +254,7 @@ def _decide(
         raise PlanError(f"on.replicas={replicas}, and only {machine.accelerators} accelerators are visible")
     micro_batch = asked.micro_batch
     if micro_batch == "auto":
-        room = _images_that_fit(device, precision, replicas, machine, appetite)
+        room = _images_that_fit(device, precision, replicas, machine, network)
         micro_batch = _best_micro_batch(recipe.global_batch, norm_batch, replicas, room)
     side = facts.side + 2 * recipe.augment.pad
     bytes_of_data = (facts.images + facts.validation_images) * side * side * facts.channels
@@ -210,14 +274,14 @@ def _decide(
     )
 
 
-def _images_that_fit(device: str, precision: str, replicas: int, machine: Machine, appetite: Appetite) -> int:
+def _images_that_fit(device: str, precision: str, replicas: int, machine: Machine, network: NetworkFacts) -> int:
     """A simple memory rule: activations and as much again to work with, beside weights, gradients and momentum."""
     width = {"64.64": 8, "32.32": 4, "16.32": 2}[precision]
     # A plan for another machine's accelerators, with none here to look at, assumes 16 GiB each.
     accelerator = machine.accelerator_memory or 16 << 30
     memory = 0.8 * accelerator if device == "cuda" else 0.25 * machine.memory / replicas
-    free = memory - 4 * max(4, width) * appetite.parameters
-    return max(1, int(free / (2 * width * max(1, appetite.activations))))
+    free = memory - 4 * max(4, width) * network.parameters
+    return max(1, int(free / (2 * width * max(1, network.activations))))
 
 
 def _best_micro_batch(global_batch: int, norm_batch: int | None, replicas: int, room: int) -> int:

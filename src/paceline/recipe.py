@@ -7,13 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from paceline.architecture import Count, Model, Positive, Share
 from paceline.duration import Duration, Interval, Length, Rate
 from paceline.spec import Settings
 
-Count = Annotated[int, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-Colour = tuple[float, float, float]
-Positive = Annotated[float, Field(gt=0)]
+Colour = tuple[float, ...]
+Spread = tuple[Positive, ...]
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Shapes(Settings):
     name: Literal["shapes"]
     mean: Colour = (0.5, 0.5, 0.5)
     """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
-    std: tuple[Positive, Positive, Positive] = (0.25, 0.25, 0.25)
+    std: Spread = (0.25, 0.25, 0.25)
     """Spread of each channel, which the pixels are divided by."""
 
     @property
@@ -47,7 +46,7 @@ class Cifar(Settings):
     name: Literal["cifar10", "cifar100"]
     mean: Colour = (0.4914, 0.4822, 0.4465)
     """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
-    std: tuple[Positive, Positive, Positive] = (0.2470, 0.2435, 0.2616)
+    std: Spread = (0.2470, 0.2435, 0.2616)
     """Spread of each channel, which the pixels are divided by."""
 
     @property
@@ -68,59 +67,30 @@ class Made(Settings):
     """How many classes the labels are drawn from."""
     side: Count = 224
     """Height and width of an image in pixels."""
+    channels: Count = 3
+    """Colour channels of an image."""
     mean: Colour = (0.485, 0.456, 0.406)
     """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
-    std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
+    std: Spread = (0.229, 0.224, 0.225)
     """Spread of each channel, which the pixels are divided by."""
 
     @property
     def facts(self) -> Facts:
-        return Facts(images=self.images, validation_images=self.validation_images, classes=self.classes, side=self.side)
+        return Facts(self.images, self.validation_images, self.classes, self.side, self.channels)
 
 
 Data = Shapes | Cifar | Made
-
-IMAGENET_RESNETS = ("resnet10", "resnet14", "resnet18", "resnet26", "resnet34", "resnet50", "resnet101", "resnet152")
-CIFAR_RESNETS = ("resnet8", "resnet14-cifar", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110")
-CIFAR_BOTTLENECKS = tuple(f"resnet{depth}-bottleneck" for depth in (11, 29, 38, 47, 56, 65))
-
-
-class ResNet(Settings):
-    """Residual networks with the ImageNet widths (64 to 512); the defaults are torchvision's."""
-
-    name: Literal["resnet10", "resnet14", "resnet18", "resnet26", "resnet34", "resnet50", "resnet101", "resnet152"]
-    version: Literal["v1", "v1.5"] = "v1.5"
-    """Where a bottleneck strides: v1 in its first 1x1 convolution, v1.5 in its 3x3 one."""
-    stem: Literal["7x7", "3x3"] = "7x7"
-    """First layers: 7x7 stride 2 with a max-pool, or one 3x3 of stride 1 for images of about 32 pixels."""
-    first_projection: bool = False
-    """Give the first unit of stage 1 a projection even where its shape does not change, as TF1 networks have."""
-
-
-class CifarResNet(Settings):
-    """The narrow residual networks for 32-pixel images: three stages of 16, 32 and 64 channels."""
-
-    name: Literal[
-        "resnet8", "resnet14-cifar", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110",
-        "resnet11-bottleneck", "resnet29-bottleneck", "resnet38-bottleneck", "resnet47-bottleneck",
-        "resnet56-bottleneck", "resnet65-bottleneck",
-    ]  # fmt: skip
-    shortcut: Literal["auto", "pad", "projection"] = "auto"
-    """Where the shape changes: strided slice padded with zero channels, or 1x1 convolution with norm; auto pads basic
-    units and projects bottlenecks."""
-
-
-Model = ResNet | CifarResNet
 
 
 class BatchNorm(Settings):
     """Normalisation over `norm_batch` images of each channel."""
 
     name: Literal["batch"]
-    momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Share by which running statistics move to a step's statistics (torch's convention; TF's decay is 1 - this)."""
-    epsilon: Annotated[float, Field(gt=0)] = 1e-5
-    """Added to the variance."""
+    momentum: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share by which running statistics move to a step's statistics (torch's convention; TF's decay is 1 - this); left
+    out, what the network was published with, mostly 0.1."""
+    epsilon: Positive | None = None
+    """Added to the variance; left out, what the network was published with, mostly 1e-5."""
 
 
 class GroupNorm(Settings):
@@ -129,8 +99,13 @@ class GroupNorm(Settings):
     name: Literal["group"]
     groups: Count = 32
     """How many groups the channels of a layer are divided into; a narrower layer uses as many as divide it."""
-    epsilon: Annotated[float, Field(gt=0)] = 1e-5
-    """Added to the variance."""
+    epsilon: Positive | None = None
+    """Added to the variance; left out, what the network was published with, mostly 1e-5."""
+    proxy: bool = False
+    """Proxy norm: shift and scale what comes out of each activation to where a Gaussian input would have mean 0 and
+    spread 1; for networks whose activations follow their norms directly."""
+    proxy_epsilon: Positive = 0.03
+    """Added to the variance of proxy norm."""
 
 
 class NoNorm(Settings):
@@ -142,13 +117,24 @@ class NoNorm(Settings):
 class Init(Settings):
     """How weights start; every tensor is keyed by the seed and its own name."""
 
-    conv: Literal["he-fan-out", "he-fan-in", "truncated-fan-in", "glorot-uniform"] = "he-fan-out"
-    """Convolutions: He normal by outputs (torchvision) or inputs, TF's truncated normal, or Glorot uniform."""
-    dense: Literal["uniform-fan-in", "glorot-uniform", "normal-0.01"] = "uniform-fan-in"
-    """The classifier: torch's default (with a random bias), Glorot uniform, or normal with spread 0.01 (bias zero)."""
+    conv: Literal[
+        "published", "he-fan-out", "he-fan-in", "he-mixed", "truncated-fan-in", "glorot-uniform", "uniform-fan-in",
+        "normal-0.1", "normal-0.01",
+    ] = "published"  # fmt: skip
+    """Convolutions: as the network was published; He normal by outputs, inputs, or outputs but inputs where grouped
+    (TF1 EfficientNet); TF's truncated normal; Glorot uniform; torch's default (biases random too); or normal with a
+    spread of 0.1 or 0.01."""
+    dense: Literal[
+        "published", "uniform-fan-in", "uniform-fan-out", "glorot-uniform", "normal-0.1", "normal-0.01",
+    ] = "published"  # fmt: skip
+    """Dense layers: as the network was published; torch's default (with a random bias); uniform by outputs; Glorot
+    uniform; or normal with a spread of 0.1 or 0.01 (biases zero)."""
     zero_gamma: Literal["none", "residual", "identity", "one-branch"] = "none"
     """Which norm scales start at zero: none, the last of each residual branch, only those of units without projection
     (as TF1 does in bottlenecks), or the projection's where there is one and else the branch's (Graphcore PyTorch)."""
+    from_: str | None = Field(default=None, alias="from")
+    """Weights to start from: a run folder, a .safetensors or .pth file, or published ones as timm:NAME or
+    torchvision:NAME; a head for another number of classes starts anew."""
 
 
 class Sgd(Settings):
@@ -299,8 +285,12 @@ class Recipe(Settings):
     """The normalisation layers."""
     init: Init = Init()
     """How weights start."""
+    freeze: tuple[str, ...] = ()
+    """Blocks that stand still, norm statistics included; stage1 means every block whose name begins with stage1/."""
     optimiser: Annotated[Optimiser, Field(discriminator="name")]
     """How gradients become steps."""
+    lr_factors: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    """What the learning rate of a block is multiplied by, such as {head: 10, stage1: 0.1}."""
     weight_decay: WeightDecay = WeightDecay()
     """Pull of the weights towards zero."""
     schedule: Annotated[Schedule, Field(discriminator="name")]

@@ -21,7 +21,12 @@ class Settings(BaseModel):
     """A group of settings: frozen, strict, each with its one-sentence meaning as its docstring."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        serialize_by_alias=True,
     )
 
 
@@ -83,6 +88,10 @@ def override(tree: Tree, word: str, model: type[Settings]) -> None:
         value = text
     if path[-1] == "name" and section.get("name") not in (None, value):
         _forget_other_kind(tree, section, path[:-1], str(value), model)
+    if path[-1] == "network" and isinstance(section.get("name"), str):
+        section["name"] = section["name"].partition(":")[0]  # the later of package:NAME and network=NAME counts
+    elif path[-1] == "name" and ":" in str(value):
+        section.pop("network", None)
     section[path[-1]] = value
     for old in [known for known in tree.places if known[: len(path)] == path]:
         del tree.places[old]
@@ -123,6 +132,11 @@ def nearest(word: str, choices: Sequence[str]) -> str:
     if close:
         return f"; did you mean '{close[0]}'?"
     return f"; there is {', '.join(sorted(choices)[:12])}{', ...' if len(choices) > 12 else ''}" if choices else ""
+
+
+def fields(model: type[Settings]) -> dict[str, FieldInfo]:
+    """The settings of a kind by the key they are written with."""
+    return {info.alias or name: info for name, info in model.model_fields.items()}
 
 
 def kinds(info: FieldInfo | Any) -> dict[str, type[Settings]]:
@@ -185,30 +199,40 @@ def _name_kinds(values: Any, model: type[Settings]) -> dict[str, Any]:
         return {}
     result = dict(values)
     for key, value in values.items():
-        info = model.model_fields.get(key)
+        info = fields(model).get(key)
         if info is None:
             continue
         if isinstance(value, str) and kinds(info):
-            result[key] = {"name": value}
+            result[key] = _of_package({"name": value}, kinds(info))
         elif isinstance(value, dict):
             chosen = getattr(info.default, "name", None)
             given = {"name": chosen, **value} if kinds(info) and chosen else value  # keys alone are the default kind's
+            given = _of_package(given, kinds(info))
             named = kinds(info).get(str(given.get("name")))
             inner = named or next(_parts(info.annotation), None)
             result[key] = _name_kinds(given, inner) if inner else given
     return result
 
 
+def _of_package(given: dict[str, Any], choices: dict[str, type[Settings]]) -> dict[str, Any]:
+    """`timm:NAME` means the kind `timm` and its `network` NAME; beside a `network` it is one too many."""
+    package, colon, network = str(given.get("name")).partition(":")
+    if colon and "network" not in given and package in choices and "network" in choices[package].model_fields:
+        return {**given, "name": package, "network": network}
+    return given
+
+
 def _forget_other_kind(tree: Tree, section: dict[str, Any], path: Path, name: str, model: type[Settings]) -> None:
     """Drop what the file said of the kind chosen before; what another override said stays, and is checked."""
     choices: dict[str, type[Settings]] = {}
     inner: type[Settings] | None = model
+    name = name.partition(":")[0]
     for key in path:
-        info = inner.model_fields.get(str(key)) if inner else None
+        info = fields(inner).get(str(key)) if inner else None
         choices = kinds(info) if info else {}
         inner = choices.get(name) or (next(_parts(info.annotation), None) if info else None)
     if name in choices:
-        for key in [key for key in section if key not in choices[name].model_fields]:
+        for key in [key for key in section if key not in fields(choices[name])]:
             if not tree.place((*path, key)).startswith("'"):
                 del section[key]
 
@@ -234,7 +258,7 @@ def _locate(loc: Path, values: Any, model: type[Settings]) -> tuple[Path, type[S
         if step in choices:
             around, choices = choices[str(step)], {}
             continue
-        info = around.model_fields.get(str(step)) if around and not choices else None
+        info = fields(around).get(str(step)) if around and not choices else None
         path = (*path, step)
         if isinstance(values, dict):
             values = values.get(str(step))
@@ -251,7 +275,7 @@ def _locate(loc: Path, values: Any, model: type[Settings]) -> tuple[Path, type[S
 
 def _complaint(error: Any, path: Path, around: type[Settings] | None, choices: list[str]) -> str:
     kind, given = error["type"], error["input"]
-    keys = list(around.model_fields) if around else []
+    keys = list(fields(around)) if around else []
     noun = around.__name__.lower() if around else "settings"
     last = str(path[-1]) if path else ""
     if kind == "extra_forbidden":
@@ -314,12 +338,20 @@ def _lines(values: dict[str, Any], places: Tree | None, path: Path) -> Iterator[
     for key, value in values.items():
         here = (*path, key)
         pad = "  " * len(path)
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             yield f"{pad}{key}:"
             yield from _lines(value, places, here)
         else:
             line = f"{pad}{key}: {_flow(value)}"
             if places is not None:
-                written = here in places.places or (key == "name" and path in places.places)
+                here = (*path, "name") if key == "network" and _in_name(places.values, path) else here
+                written = here in places.places or (here[-1] == "name" and path in places.places)
                 line = f"{line:<48}  # {places.place(here) if written else 'default'}"
             yield line
+
+
+def _in_name(values: Any, path: Path) -> bool:
+    """Whether the kind at `path` was written as package:NAME."""
+    for step in path:
+        values = values.get(step) if isinstance(values, dict) else None
+    return ":" in str(values.get("name") if isinstance(values, dict) else values)

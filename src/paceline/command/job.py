@@ -94,8 +94,8 @@ def plan_job(
     assert recipe.data is not None
     data: Data = recipe.data
     machine, launch = this_machine(), launched()
-    appetite = tables.appetite(recipe.model, data.facts)
-    plan = make_plan(recipe, placement, data, machine, appetite, launch)
+    network = tables.network_facts(recipe.model, data.facts)
+    plan = make_plan(recipe, placement, data, machine, network, launch)
     return Job(name, plan, placement, folder, written, placed, machine, launch)
 
 

@@ -1,4 +1,4 @@
-"""paceline models: every network, or one with its settings."""
+"""paceline models: every network, or one with its settings or its blocks."""
 
 from __future__ import annotations
 
@@ -8,29 +8,59 @@ from typing import Any
 
 from paceline import spec
 from paceline.command.show import show_facts, show_rows
-from paceline.errors import SpecError
+from paceline.errors import PlanError, SpecError
 from paceline.model import tables
-from paceline.recipe import Recipe
+from paceline.recipe import Facts, Recipe
+
+_PAGE = "{global_batch: 1, epochs: 1, optimiser: {name: sgd, lr: 0.1}, schedule: constant}"
+"""What a recipe must say beside its model."""
 
 
-def run(name: str | None, as_json: bool) -> None:
-    """List the networks, or print one's settings and defaults."""
+def run(name: str | None, words: list[str], blocks: bool, side: int | None, as_json: bool) -> None:
+    """List the networks, or print one's settings and defaults, or its blocks with what they cost."""
+    if side is not None and not blocks:
+        raise SpecError("--side is the image side for --blocks; write both")
     if name is None:
+        if blocks:
+            raise SpecError(
+                "--blocks prints those of one network; write its name, as in paceline models resnet50 --blocks"
+            )
         rows = [
-            {key: row[key] for key in ("name", "parameters", "classes", "side")} for row in map(asdict, tables.MEMBERS)
+            {key: row[key] for key in ("name", "parameters", "classes", "side", "smallest_side")}
+            for row in map(asdict, tables.MEMBERS)
         ]
         show_rows(rows, as_json)
         return
-    known = spec.kinds(Recipe.model_fields["model"])
-    if name not in known:
-        raise SpecError(f"no model is named '{name}'{spec.nearest(name, list(known))}")
-    facts = {key: value for key, value in asdict(tables.member(name)).items() if key != "name"}
+    tree = spec.read(_PAGE, "models")
+    for word in [f"model={name}", *words]:
+        spec.override(tree, word, Recipe)
+    recipe = spec.build(Recipe, tree)
+    if blocks:
+        _show_blocks(recipe, side, as_json)
+        return
+    known = type(recipe.model)
+    facts = {}
+    if recipe.model.name in {row.name for row in tables.MEMBERS}:
+        facts = {key: value for key, value in asdict(tables.member(recipe.model.name)).items() if key != "name"}
     if as_json:
-        show_facts({"name": name, **facts, "settings": settings_of(known[name])}, as_json=True)
+        show_facts({"name": name, **facts, "settings": settings_of(known)}, as_json=True)
         return
     show_facts(facts, as_json=False, title=name)
     print(f"\nSettings, written as model.KEY=VALUE or under 'model:' with name: {name}\n")
-    show_rows(settings_of(known[name]), as_json=False)
+    show_rows(settings_of(known), as_json=False)
+
+
+def _show_blocks(recipe: Recipe, side: int | None, as_json: bool) -> None:
+    native = next((row for row in tables.MEMBERS if row.name == recipe.model.name), tables.member("resnet50"))
+    facts = Facts(1, 1, native.classes, side or native.side)
+    smallest = tables.smallest_side(recipe.model)
+    if facts.side < smallest:
+        raise PlanError(f"{recipe.model.name} needs images of at least {smallest} pixels a side, not {facts.side}")
+    from paceline.model.survey import survey
+
+    rows = [asdict(row) for row in survey(recipe, facts)]
+    total = {key: "all" if key == "name" else sum(row[key] for row in rows) for key in rows[0]}
+    show_rows([*rows, total], as_json)
 
 
 def settings_of(kind: type[spec.Settings]) -> list[dict[str, Any]]:
@@ -38,11 +68,20 @@ def settings_of(kind: type[spec.Settings]) -> list[dict[str, Any]]:
     return [
         {
             "key": key,
-            "default": info.default,
-            "choices": ", ".join(map(str, typing.get_args(info.annotation)))
-            or getattr(info.annotation, "__name__", ""),
+            "default": "needed" if info.is_required() else info.default,
+            "choices": _choices(info.annotation),
             "meaning": " ".join((info.description or "").split()),
         }
-        for key, info in kind.model_fields.items()
+        for key, info in spec.fields(kind).items()
         if key != "name"
     ]
+
+
+def _choices(annotation: Any) -> str:
+    """The values a setting can have, or what kind of value it takes."""
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        return ", ".join(map(str, arguments))
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _choices(arguments[0])
+    return ", ".join(_choices(part) for part in arguments if part is not type(None)) or annotation.__name__

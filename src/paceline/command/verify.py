@@ -13,6 +13,7 @@ from rich.table import Table
 from paceline.command.job import Job, console, plan_job, read_recipe, read_words
 from paceline.data import index
 from paceline.errors import PlanError, SpecError
+from paceline.model import tables
 from paceline.placement import Placement
 from paceline.plan import fits
 from paceline.recipe import BatchNorm, Made, Recipe
@@ -36,6 +37,7 @@ class Layout:
     label: str
     replicas: int
     micro_batch: int
+    recompute: tuple[str, ...] = ()
 
 
 def run(recipe: str | None, words: list[str], data: Path | None, steps: int, full: bool, as_json: bool) -> int:
@@ -83,13 +85,14 @@ def shrink(recipe: Recipe) -> tuple[Recipe, list[str]]:
     if recipe.global_batch > 128:
         norm = recipe.norm_batch or recipe.global_batch
         # Near 16: smaller groups would measure rounding, larger ones only take longer.
-        small = min((d for d in range(1, norm + 1) if norm % d == 0 and d >= min(8, norm)), key=lambda d: abs(d - 16))
-        batch = small if norm == recipe.global_batch else 2 * small
-        changes |= {"global_batch": batch, "norm_batch": small}
-        told.append(f"global_batch {recipe.global_batch} -> {batch}, norm_batch {norm} -> {small}")
-    if isinstance(recipe.data, Made) and recipe.data.side > 32:
-        changes["data"] = recipe.data.model_copy(update={"side": 32, "name": "generated"})
-        told.append(f"image side {recipe.data.side} -> 32")
+        near = min((d for d in range(1, norm + 1) if norm % d == 0 and d >= min(8, norm)), key=lambda d: abs(d - 16))
+        batch = near if norm == recipe.global_batch else 2 * near
+        changes |= {"global_batch": batch, "norm_batch": near}
+        told.append(f"global_batch {recipe.global_batch} -> {batch}, norm_batch {norm} -> {near}")
+    small = max(32, tables.smallest_side(recipe.model))
+    if isinstance(recipe.data, Made) and recipe.data.side > small:
+        changes["data"] = recipe.data.model_copy(update={"side": small, "name": "generated"})
+        told.append(f"image side {recipe.data.side} -> {small}")
     return recipe.model_copy(update=changes), told
 
 
@@ -104,17 +107,18 @@ def choose_layouts(recipe: Recipe) -> list[Layout]:
         Layout("ghost norm, accumulated" if n else "accumulated in halves", 1, 2 * piece),
         Layout("2 replicas", 2, piece),
         Layout("3 replicas", 3, piece),
+        Layout("recomputed", 1, piece, ("all",)),
     ]
     if n is not None:
         wanted += [Layout(f"distributed norm over {q}", q, n // q) for q in (2, 3, 4, 5) if n % q == 0]
         wanted += [Layout("distributed norm, 2 of 4", 4, n // 2)] if n % 2 == 0 else []
     else:
         wanted += [Layout(f"{R} replicas", R, m) for R, m in ((4, G // 4), (2, G // 2), (5, G // 5), (2, 1), (3, 1))]
-    able: dict[tuple[int, int], Layout] = {}
+    able: dict[tuple[Any, ...], Layout] = {}
     for layout in wanted:
         m = layout.micro_batch
         if 0 < m <= G and fits(G, n, layout.replicas, m):
-            able.setdefault((layout.replicas, m), layout)
+            able.setdefault((layout.replicas, m, layout.recompute), layout)
     return list(able.values())
 
 
@@ -147,7 +151,13 @@ def _lay(recipe: Recipe, layout: Layout) -> dict[str, Any]:
 
 def _job(recipe: Recipe, layout: Layout, precision: str) -> Job:
     placement = Placement.model_validate(
-        {"device": "cpu", "replicas": layout.replicas, "micro_batch": layout.micro_batch, "precision": precision}
+        {
+            "device": "cpu",
+            "replicas": layout.replicas,
+            "micro_batch": layout.micro_batch,
+            "recompute": layout.recompute,
+            "precision": precision,
+        }
     )
     return plan_job("verify", recipe, placement, None, Tree(), Tree())
 

@@ -35,6 +35,8 @@ class MicroBatch:
     images: Tensor
     labels: Tensor
     count: int
+    first: int = 0
+    """Where in the endless list a training batch begins."""
 
 
 Shares = Generator[list[MicroBatch], None, None]
@@ -81,17 +83,19 @@ class Resident:
         passes = len(share(plan, 0, self._replica))
         steps = max(1, GATHERED // max(1, passes * plan.micro_batch))
 
-        def prepare(chunk: int) -> Tensor:
-            first = start + chunk * steps
-            parts = [part for step in range(first, first + steps) for part in share(plan, step, self._replica)]
+        def prepare(chunk: int) -> tuple[Tensor, list[int]]:
+            begin = start + chunk * steps
+            parts = [part for step in range(begin, begin + steps) for part in share(plan, step, self._replica)]
             positions = np.concatenate(parts) if parts else np.empty(0, np.int64)
-            return _pinned(np.vstack([order.images(positions), augment.draw(plan.recipe, positions)]), self._device)
+            numbers = np.vstack([order.images(positions), augment.draw(plan.recipe, positions)])
+            return _pinned(numbers, self._device), [int(part[0]) for part in parts]
 
         with closing(ahead(_endless(prepare, 0))) as chunks:
-            for numbers in chunks:
+            for numbers, firsts in chunks:
                 images, labels = self._cut(0, numbers)
-                cut = zip(images.split(plan.micro_batch), labels.split(plan.micro_batch), strict=True)
-                batches = [MicroBatch(i, n, plan.micro_batch) for i, n in cut]
+                pieces = images.split(plan.micro_batch), labels.split(plan.micro_batch)
+                cut = zip(firsts, *pieces, strict=bool(firsts))  # without images, torch still splits off an empty piece
+                batches = [MicroBatch(i, n, plan.micro_batch, first) for first, i, n in cut]
                 for step in range(steps):
                     yield batches[step * passes : (step + 1) * passes]
 
@@ -122,20 +126,22 @@ class Host:
         order, recipe, split = training_order(self._plan), self._plan.recipe, self._source.training
         steps = np.arange(self._plan.facts.side)
 
-        def prepare(positions: Positions, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        def prepare(positions: Positions, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor, int]:
             wide = augment.widen(split.take(numbers), recipe.augment)
             images = augment.crop(wide, np.arange(len(wide)), augment.draw(recipe, positions), steps)
-            return _pinned(images, self._device), _pinned(split.labels_of(numbers), self._device)
+            labels = split.labels_of(numbers)
+            return _pinned(images, self._device), _pinned(labels, self._device), int(positions[0])
 
         with ThreadPoolExecutor(self._threads) as pool:
 
-            def submit(step: int) -> list[Callable[[], tuple[Tensor, Tensor]]]:
+            def submit(step: int) -> list[Callable[[], tuple[Tensor, Tensor, int]]]:
                 parts = share(self._plan, step, self._replica)
                 return [pool.submit(prepare, part, order.images(part)).result for part in parts]
 
             with closing(ahead(_endless(submit, start))) as steps_ahead:
                 for results in steps_ahead:
-                    yield [self._send(*result(), self._plan.micro_batch) for result in results]
+                    made = [result() for result in results]
+                    yield [self._send(images, labels, len(images), first) for images, labels, first in made]
 
     def validation(self) -> Iterator[MicroBatch]:
         """Every image once; the last batch is padded to keep one shape, and says how many are real."""
@@ -149,9 +155,9 @@ class Host:
         for images, labels, count in ahead(map(prepare, judged(self._plan, self._replica))):
             yield self._send(images, labels, count)
 
-    def _send(self, images: Tensor, labels: Tensor, count: int) -> MicroBatch:
+    def _send(self, images: Tensor, labels: Tensor, count: int, first: int = 0) -> MicroBatch:
         moved = images.to(self._device, non_blocking=True).permute(0, 3, 1, 2)
-        return MicroBatch(moved, labels.to(self._device, non_blocking=True), count)
+        return MicroBatch(moved, labels.to(self._device, non_blocking=True), count, first)
 
 
 class Synthetic:
@@ -184,7 +190,7 @@ class Synthetic:
     def _slice(self, filled: tuple[Tensor, Tensor, int], numbers: NDArray[np.int64], size: int) -> MicroBatch:
         images, labels, pool = filled
         place = int(numbers[0]) % pool
-        return MicroBatch(images[place : place + size], labels[place : place + size], len(numbers))
+        return MicroBatch(images[place : place + size], labels[place : place + size], len(numbers), int(numbers[0]))
 
 
 def ahead(items: Iterator[Item]) -> Generator[Item, None, None]:

@@ -6,20 +6,72 @@ from collections import OrderedDict
 
 from torch import nn
 
-from paceline.model.parts import MakeNorm, norm_maker
+from paceline.architecture import (
+    AlexNet,
+    CifarResNet,
+    CifarResNeXt,
+    EfficientNet,
+    GoogLeNet,
+    InceptionResNetV2,
+    InceptionV3,
+    InceptionV4,
+    MobileNetV2,
+    MobileNetV3,
+    Outside,
+    ResNet,
+    ResNeXt,
+    Vgg,
+)
+from paceline.model.alexnet import alexnet_blocks
+from paceline.model.efficientnet import efficientnet_blocks
+from paceline.model.googlenet import googlenet_blocks
+from paceline.model.inception3 import inception3_blocks
+from paceline.model.inception4 import inception4_blocks
+from paceline.model.inception_resnet import inception_resnet_blocks
+from paceline.model.mobilenet import mobilenet2_blocks, mobilenet3_blocks
+from paceline.model.network import Network
+from paceline.model.outside import outside_blocks
+from paceline.model.parts import MakeNorm
 from paceline.model.resnet import cifar_resnet_blocks, resnet_blocks
-from paceline.recipe import CifarResNet, Facts, Model, Recipe, ResNet
+from paceline.model.resnext import cifar_resnext_blocks, resnext_blocks
+from paceline.model.vgg import vgg_blocks
+from paceline.recipe import Facts, Recipe
 
 
-def build_network(recipe: Recipe, facts: Facts) -> nn.Sequential:
+def build_network(recipe: Recipe, facts: Facts) -> Network:
     """The network of a recipe for images of these facts, its weights not yet set."""
-    blocks = _blocks(recipe.model, facts, norm_maker(recipe))
-    return nn.Sequential(OrderedDict(blocks))
+    return Network(OrderedDict(_blocks(recipe, facts)))
 
 
-def _blocks(model: Model, facts: Facts, make_norm: MakeNorm) -> dict[str, nn.Module]:
+def _blocks(recipe: Recipe, facts: Facts) -> dict[str, nn.Module]:  # noqa: C901, PLR0912 - one case for each family
+    model, make_norm = recipe.model, MakeNorm(recipe.norm)
+    shape = facts.channels, facts.classes
     match model:
+        case AlexNet():
+            return alexnet_blocks(model, *shape, make_norm)
+        case Vgg():
+            return vgg_blocks(model, *shape, make_norm)
         case ResNet():
-            return resnet_blocks(model, facts.channels, facts.classes, make_norm)
+            return resnet_blocks(model, *shape, make_norm)
         case CifarResNet():
-            return cifar_resnet_blocks(model, facts.channels, facts.classes, make_norm)
+            return cifar_resnet_blocks(model, *shape, make_norm)
+        case ResNeXt():
+            return resnext_blocks(model, *shape, make_norm)
+        case CifarResNeXt():
+            return cifar_resnext_blocks(model, *shape, make_norm)
+        case GoogLeNet():
+            return googlenet_blocks(model, *shape, make_norm)
+        case InceptionV3():
+            return inception3_blocks(model, *shape, make_norm)
+        case InceptionV4():
+            return inception4_blocks(model, *shape, make_norm)
+        case InceptionResNetV2():
+            return inception_resnet_blocks(model, *shape, make_norm)
+        case EfficientNet():
+            return efficientnet_blocks(model, *shape, make_norm)
+        case MobileNetV2():
+            return mobilenet2_blocks(model, *shape, make_norm)
+        case MobileNetV3():
+            return mobilenet3_blocks(model, *shape, make_norm)
+        case Outside():
+            return outside_blocks(model, facts, make_norm, recipe.seed)

@@ -10,6 +10,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline import keyed
+from paceline.architecture import (
+    AlexNet,
+    EfficientNet,
+    GoogLeNet,
+    InceptionResNetV2,
+    InceptionV3,
+    InceptionV4,
+    MobileNetV2,
+    MobileNetV3,
+    Model,
+    Vgg,
+)
 from paceline.model.norm import NormAct
 from paceline.recipe import Init
 
@@ -22,20 +34,49 @@ _ZEROED = {
 """Which roles of norms start with a scale of zero."""
 
 
+_PUBLISHED: dict[type[Model], tuple[str, str]] = {
+    AlexNet: ("uniform-fan-in", "uniform-fan-in"),
+    Vgg: ("he-fan-out", "normal-0.01"),
+    GoogLeNet: ("normal-0.01", "normal-0.01"),
+    InceptionV3: ("normal-0.1", "normal-0.1"),
+    InceptionV4: ("uniform-fan-in", "uniform-fan-in"),
+    InceptionResNetV2: ("uniform-fan-in", "uniform-fan-in"),
+    EfficientNet: ("he-fan-out", "uniform-fan-out"),
+    MobileNetV2: ("he-fan-out", "normal-0.01"),
+    MobileNetV3: ("he-fan-out", "normal-0.01"),
+}
+"""How torchvision's or timm's network of the family starts its convolutions and dense layers."""
+
+
+def published(init: Init, model: Model) -> Init:
+    """The same with what the network was published with in the place of 'published'."""
+    conv, dense = _PUBLISHED.get(type(model), ("he-fan-out", "uniform-fan-in"))
+    chosen = {
+        "conv": conv if init.conv == "published" else init.conv,
+        "dense": dense if init.dense == "published" else init.dense,
+    }
+    return init.model_copy(update=chosen)
+
+
 @torch.no_grad()
 def initialise(module: nn.Module, init: Init, seed: int) -> None:
     """Set every parameter of a network; the same bits on every machine and placement."""
     for name, part in module.named_modules():
         if isinstance(part, nn.Conv2d):
-            _put(part.weight, _conv(init.conv, part.weight, seed, f"{name}.weight"))
+            _put(part.weight, _conv(init.conv, part, seed, f"{name}.weight"))
+            if part.bias is not None:
+                _bias(part.bias, part.weight[0].numel(), init.conv, seed, name)
         elif isinstance(part, nn.Linear):
-            _dense(init.dense, part, seed, name)
+            _put(part.weight, _dense(init.dense, part.weight, seed, f"{name}.weight"))
+            _bias(part.bias, part.in_features, init.dense, seed, name)
         elif isinstance(part, NormAct):
             part.weight.fill_(0.0 if part.role in _ZEROED[init.zero_gamma] else 1.0)
-            part.bias.zero_()
+            for rest in [p for key, p in part.named_parameters() if key != "weight"]:
+                rest.zero_()
 
 
-def _conv(kind: str, weight: Tensor, seed: int, name: str) -> NDArray[np.float64]:
+def _conv(kind: str, part: nn.Conv2d, seed: int, name: str) -> NDArray[np.float64]:
+    weight = part.weight
     outputs, inputs, *window = weight.shape
     area = math.prod(window)
     fan_in, fan_out = inputs * area, outputs * area
@@ -45,26 +86,38 @@ def _conv(kind: str, weight: Tensor, seed: int, name: str) -> NDArray[np.float64
             return keyed.normals(key, count) * math.sqrt(2 / fan_out)
         case "he-fan-in":
             return keyed.normals(key, count) * math.sqrt(2 / fan_in)
+        case "he-mixed":
+            return keyed.normals(key, count) * math.sqrt(2 / (fan_out if part.groups == 1 else fan_in))
         case "truncated-fan-in":
             # A normal cut at two deviations has a spread of 0.8796; TensorFlow widens it to keep the variance.
             return keyed.normals(key, count, limit=2.0) * math.sqrt(1 / fan_in) / 0.87962566103423978
-        case _:
+        case "glorot-uniform":
             return _uniform(key, count, math.sqrt(6 / (fan_in + fan_out)))
+        case "uniform-fan-in":
+            return _uniform(key, count, 1 / math.sqrt(fan_in))
+        case _:
+            return keyed.normals(key, count) * float(kind.removeprefix("normal-"))
 
 
-def _dense(kind: str, part: nn.Linear, seed: int, name: str) -> None:
-    outputs, inputs = part.weight.shape
-    key, count = keyed.key(seed, "weights", f"{name}.weight"), part.weight.numel()
-    part.bias.zero_()
+def _dense(kind: str, weight: Tensor, seed: int, name: str) -> NDArray[np.float64]:
+    outputs, inputs = weight.shape
+    key, count = keyed.key(seed, "weights", name), weight.numel()
     match kind:
         case "uniform-fan-in":
-            limit = 1 / math.sqrt(inputs)
-            _put(part.weight, _uniform(key, count, limit))
-            _put(part.bias, _uniform(keyed.key(seed, "weights", f"{name}.bias"), outputs, limit))
+            return _uniform(key, count, 1 / math.sqrt(inputs))
+        case "uniform-fan-out":
+            return _uniform(key, count, 1 / math.sqrt(outputs))
         case "glorot-uniform":
-            _put(part.weight, _uniform(key, count, math.sqrt(6 / (inputs + outputs))))
+            return _uniform(key, count, math.sqrt(6 / (inputs + outputs)))
         case _:
-            _put(part.weight, keyed.normals(key, count) * 0.01)
+            return keyed.normals(key, count) * float(kind.removeprefix("normal-"))
+
+
+def _bias(bias: Tensor, inputs: int, kind: str, seed: int, name: str) -> None:
+    """Zero, but for torch's default."""
+    bias.zero_()
+    if kind == "uniform-fan-in":
+        _put(bias, _uniform(keyed.key(seed, "weights", f"{name}.bias"), len(bias), 1 / math.sqrt(inputs)))
 
 
 def _uniform(key: int, count: int, limit: float) -> NDArray[np.float64]:

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from paceline import keyed
+from paceline.architecture import Activation
+
+ACTIVATIONS: dict[Activation | None, Callable[[Tensor], Tensor]] = {
+    None: lambda x: x,
+    "relu": F.relu_,
+    "relu6": F.relu6,
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+}
+"""How each activation is computed on a tensor that nobody else reads."""
+
+QUANTILES = 200
+"""How many numbers stand for the Gaussian of proxy norm."""
 
 Role = str
 """What a norm does in its unit: 'plain', 'branch' (ends the residual branch), 'projected-branch' (the same, in a unit
@@ -30,11 +46,11 @@ class Neighbours(Protocol):
 class NormAct(nn.Module):
     """norm_act(x, shortcut): normalise, add the shortcut, activate. This one only scales and shifts (norm: none)."""
 
-    def __init__(self, channels: int, activate: bool = True, role: Role = "plain") -> None:
+    def __init__(self, channels: int, activation: Activation | None = "relu", role: Role = "plain") -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
-        self.activate, self.role = activate, role
+        self.activation, self.role = activation, role
 
     def normalise(self, x: Tensor) -> Tensor:
         """The normalised images, in memory of their own."""
@@ -44,14 +60,16 @@ class NormAct(nn.Module):
         y = self.normalise(x)
         if shortcut is not None:
             y = y.add_(shortcut)
-        return F.relu_(y) if self.activate else y
+        return ACTIVATIONS[self.activation](y)
 
 
 class GroupNormAct(NormAct):
     """Normalisation over groups of channels of each image."""
 
-    def __init__(self, channels: int, groups: int, epsilon: float, activate: bool = True, role: Role = "plain") -> None:
-        super().__init__(channels, activate, role)
+    def __init__(
+        self, channels: int, groups: int, epsilon: float, activation: Activation | None = "relu", role: Role = "plain"
+    ) -> None:
+        super().__init__(channels, activation, role)
         self.groups = max(g for g in range(1, min(groups, channels) + 1) if channels % g == 0)
         self.epsilon = epsilon
 
@@ -59,27 +77,68 @@ class GroupNormAct(NormAct):
         return F.group_norm(x, self.groups, self.weight, self.bias, self.epsilon)
 
 
+class ProxyNormAct(GroupNormAct):
+    """Group norm whose activation's output is shifted and scaled as if a Gaussian had gone in.
+
+    The Gaussian, 200 quantiles of equal weight with a learnt scale and shift of its own, goes through the same scale,
+    shift and activation as the images; its mean and spread behind the activation are taken off the images. A norm
+    without activation only scales: what follows it has a shift of its own.
+    """
+
+    quantiles: Tensor
+
+    def __init__(
+        self, channels: int, groups: int, epsilon: float, proxy_epsilon: float,
+        activation: Activation | None = "relu", role: Role = "plain",
+    ) -> None:  # fmt: skip
+        super().__init__(channels, groups, epsilon, activation, role)
+        self.proxy_epsilon = proxy_epsilon
+        if activation is None:
+            self.register_parameter("bias", None)
+            return
+        self.proxy_weight = nn.Parameter(torch.zeros(channels))
+        self.proxy_bias = nn.Parameter(torch.zeros(channels))
+        quantiles = torch.tensor(keyed.normal_quantiles(QUANTILES), dtype=torch.get_default_dtype())
+        self.register_buffer("quantiles", quantiles, persistent=False)
+
+    def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+        if self.activation is None:
+            return super().forward(x, shortcut)
+        assert shortcut is None, "proxy norm stands directly before its activation"
+        activate = ACTIVATIONS[self.activation]
+        proxy = self.quantiles[:, None] * (1 + self.proxy_weight) + self.proxy_bias
+        var, mean = torch.var_mean(activate(proxy * self.weight + self.bias), dim=0, correction=0)
+        inverse = torch.rsqrt(var + self.proxy_epsilon)
+        y = activate(self.normalise(x))
+        return (y - _wide(mean).to(y.dtype)) * _wide(inverse).to(y.dtype)
+
+
 class BatchNormAct(NormAct):
     """Normalisation over `images` images of each channel: neighbours in a micro-batch, or across neighbouring replicas.
 
-    Running statistics do not move in a forward pass. Each norm group leaves its mean and unbiased variance in
-    `pending`; `Statistics` moves the running statistics once per optimiser step, whatever the number of passes.
+    Running statistics do not move in a forward pass. Each norm group of the pass leaves its mean and unbiased variance
+    in its place of `places`, and in the same place when it is computed again; `Statistics` moves the running statistics
+    once per optimiser step, whatever the number of passes.
     """
 
     running_mean: Tensor
     running_var: Tensor
 
     def __init__(
-        self, channels: int, momentum: float, epsilon: float, activate: bool = True, role: Role = "plain"
+        self,
+        channels: int,
+        momentum: float,
+        epsilon: float,
+        activation: Activation | None = "relu",
+        role: Role = "plain",
     ) -> None:
-        super().__init__(channels, activate, role)
+        super().__init__(channels, activation, role)
         self.momentum, self.epsilon = momentum, epsilon
         self.images = 0
         self.neighbours: Neighbours | None = None
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
-        self.pending: list[tuple[Tensor, Tensor]] = []
-        self.used = 0
+        self.places: list[tuple[Tensor, Tensor]] = []
 
     def normalise(self, x: Tensor) -> Tensor:
         if not self.training:
@@ -89,26 +148,24 @@ class BatchNormAct(NormAct):
         if self.neighbours is not None:
             return self._across_replicas(x, self.neighbours)
         if self.images == len(x):
-            return self._one_group(x)
-        return torch.cat([self._one_group(group) for group in x.split(self.images)])
+            return self._one_group(x, 0)
+        return torch.cat([self._one_group(group, number) for number, group in enumerate(x.split(self.images))])
 
-    def _one_group(self, x: Tensor) -> Tensor:
+    def _one_group(self, x: Tensor, number: int) -> Tensor:
         # With momentum 1, torch's own kernel leaves this group's mean and unbiased variance in the two tensors.
-        if torch.compiler.is_compiling():  # one graph for every pass: add to the first place instead of counting places
-            mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
-            y = F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.epsilon)
-            self.pending[0][0].add_(mean)
-            self.pending[0][1].add_(var)
-            return y
-        mean, var = self.pending[self.used]
-        self.used += 1
-        return F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.epsilon)
+        mean, var = self.places[number]
+        if not torch.compiler.is_compiling():
+            return F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.epsilon)
+        fresh = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+        y = F.batch_norm(x, *fresh, self.weight, self.bias, True, 1.0, self.epsilon)
+        mean.copy_(fresh[0])  # a compiler follows a copy better than a kernel that writes into a view
+        var.copy_(fresh[1])
+        return y
 
     def _across_replicas(self, x: Tensor, neighbours: Neighbours) -> Tensor:
         y, seen = _SharedNorm.apply(x, self.weight, self.bias, self.epsilon, neighbours)  # type: ignore[no-untyped-call]
-        mean, var = seen / neighbours.count  # each neighbour leaves its part of the one group
-        self.pending[0][0].add_(mean)
-        self.pending[0][1].add_(var)
+        for place, value in zip(self.places[0], seen / neighbours.count, strict=True):
+            place.copy_(value)  # each neighbour leaves its part of the one group
         assert isinstance(y, Tensor)
         return y
 
@@ -154,29 +211,38 @@ class Statistics:
     """The statistics of all batch norms of a network: gathered over a step in one row, moved once.
 
     The norms' running statistics and the places their groups write to are views of two flat tensors, so that a step
-    needs a handful of kernels, not a handful for each norm. `passes` is how many groups a norm sees in one step.
+    needs a handful of kernels, not a handful for each norm. A step has `passes` forward passes of `groups` norm groups
+    each. Norms that stand still are left alone.
     """
 
-    def __init__(self, module: nn.Module, passes: int) -> None:
-        self.norms = [m for m in module.modules() if isinstance(m, BatchNormAct)]
+    def __init__(self, module: nn.Module, passes: int, groups: int) -> None:
+        self.norms = [m for m in module.modules() if isinstance(m, BatchNormAct) and m.weight.requires_grad]
         if not self.norms:
             return
         running = [t for m in self.norms for t in (m.running_mean, m.running_var)]
         sizes = [len(t) for t in running]
         self._running = torch.cat(running)
-        self._pending = self._running.new_zeros(passes, sum(sizes))
-        views, places = self._running.split(sizes), [row.split(sizes) for row in self._pending]
-        for number, norm in enumerate(self.norms):
-            here = slice(2 * number, 2 * number + 2)
-            norm.running_mean, norm.running_var = views[here]
-            norm.pending = [tuple(row[here]) for row in places]
+        # Each norm has a momentum of its own, for networks of other packages.
+        momenta = [torch.full_like(t, m.momentum) for m in self.norms for t in (m.running_mean, m.running_var)]
+        self._momentum = torch.cat(momenta)
+        self._pending = self._running.new_zeros(passes * groups, sum(sizes))
+        views, rows = self._running.split(sizes), [row.split(sizes) for row in self._pending]
+        for norm, mean, var in zip(self.norms, views[::2], views[1::2], strict=True):
+            norm.running_mean, norm.running_var = mean, var
+        pairs = [list(zip(row[::2], row[1::2], strict=True)) for row in rows]
+        self._places = [list(zip(*pairs[first : first + groups], strict=True)) for first in range(0, len(rows), groups)]
+        self.turn(0)
+
+    def turn(self, number: int) -> None:
+        """Let the norms write to the places of this forward pass of the step."""
+        if self.norms:
+            for norm, places in zip(self.norms, self._places[number], strict=True):
+                norm.places = list(places)
 
     def collect(self) -> Tensor | None:
         """This replica's sums over the norm groups of the step, in one row; None where no norm keeps any."""
         if not self.norms:
             return None
-        for norm in self.norms:
-            norm.used = 0
         return self._pending[0] if len(self._pending) == 1 else self._pending.sum(0)
 
     @torch.no_grad()
@@ -184,6 +250,6 @@ class Statistics:
         """Move towards the mean over all groups of the step, unless the step is bad."""
         if sums is None:
             return
-        moved = torch.lerp(self._running, sums / groups, self.norms[0].momentum)
+        moved = torch.lerp(self._running, sums / groups, self._momentum)
         self._running.copy_(torch.where(bad > 0, self._running, moved))
         self._pending.zero_()

@@ -2,43 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
-from paceline.model.norm import BatchNormAct, GroupNormAct, NormAct, Role
-from paceline.recipe import BatchNorm, GroupNorm, NoNorm, Recipe
+from paceline.architecture import Activation
+from paceline.model.chance import Dropout
+from paceline.model.norm import BatchNormAct, GroupNormAct, NormAct, ProxyNormAct, Role
+from paceline.recipe import BatchNorm, GroupNorm, NoNorm
 
-MakeNorm = Callable[[int, bool, Role], NormAct]
 
+@dataclass(frozen=True)
+class MakeNorm:
+    """make_norm(channels, activation, role): the normalisation a recipe asks for."""
 
-def norm_maker(recipe: Recipe) -> MakeNorm:
-    """make_norm(channels, activate, role) for the normalisation a recipe asks for."""
+    settings: BatchNorm | GroupNorm | NoNorm
+    epsilon: float = 1e-5
+    momentum: float = 0.1
 
-    def make(channels: int, activate: bool = True, role: Role = "plain") -> NormAct:
-        match recipe.norm:
+    def published(self, epsilon: float, momentum: float = 0.1) -> MakeNorm:
+        """The same for a network that was published with these numbers, which count where the recipe names none."""
+        return replace(self, epsilon=epsilon, momentum=momentum)
+
+    def __call__(self, channels: int, activation: Activation | None = "relu", role: Role = "plain") -> NormAct:
+        match self.settings:
             case BatchNorm(momentum=momentum, epsilon=epsilon):
-                return BatchNormAct(channels, momentum, epsilon, activate, role)
-            case GroupNorm(groups=groups, epsilon=epsilon):
-                return GroupNormAct(channels, groups, epsilon, activate, role)
+                return BatchNormAct(channels, momentum or self.momentum, epsilon or self.epsilon, activation, role)
+            case GroupNorm(groups=groups, epsilon=epsilon, proxy=False):
+                return GroupNormAct(channels, groups, epsilon or self.epsilon, activation, role)
+            case GroupNorm(groups=groups, epsilon=epsilon, proxy_epsilon=proxy):
+                return ProxyNormAct(channels, groups, epsilon or self.epsilon, proxy, activation, role)
             case NoNorm():
-                return NormAct(channels, activate, role)
-
-    return make
+                return NormAct(channels, activation, role)
 
 
-def conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
+def conv(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
     """A convolution without bias that keeps the side, or halves it with stride 2."""
-    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, groups=groups, bias=False)
+
+
+class ConvNorm(nn.Module):
+    """A convolution without bias, a norm and an activation."""
+
+    def __init__(self, convolution: nn.Conv2d, make_norm: MakeNorm, activation: Activation | None = "relu") -> None:
+        super().__init__()
+        self.conv = convolution
+        self.norm = make_norm(convolution.out_channels, activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(self.conv(x))
+        return y
+
+
+class Windows(nn.Module):
+    """Means over side x side windows that together cover the picture, whatever its own side.
+
+    This is adaptive pooling, but torch's own has no backward pass on CUDA that always adds in the same order.
+    """
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, x: Tensor) -> Tensor:
+        for axis in (2, 3):
+            length = x.shape[axis]
+            if length != self.side:
+                edges = [(n * length // self.side, -(-(n + 1) * length // self.side)) for n in range(self.side)]
+                x = torch.stack([x.narrow(axis, start, end - start).mean(axis) for start, end in edges], axis)
+        return x
 
 
 class Head(nn.Module):
     """Mean over the picture, then one score for each class."""
 
-    def __init__(self, channels: int, classes: int) -> None:
+    def __init__(self, channels: int, classes: int, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = Dropout(dropout, channels)
         self.dense = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.dense(x.mean((2, 3)))
+        scores: Tensor = self.dense(self.dropout(x.mean((2, 3))))
         return scores

@@ -8,20 +8,9 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.architecture import CifarResNet, ResNet
 from paceline.model.parts import Head, MakeNorm, conv
-from paceline.recipe import CifarResNet, ResNet
-
-DEPTHS: dict[str, tuple[bool, tuple[int, ...]]] = {
-    "resnet10": (False, (1, 1, 1, 1)),
-    "resnet14": (True, (1, 1, 1, 1)),
-    "resnet18": (False, (2, 2, 2, 2)),
-    "resnet26": (True, (2, 2, 2, 2)),
-    "resnet34": (False, (3, 4, 6, 3)),
-    "resnet50": (True, (3, 4, 6, 3)),
-    "resnet101": (True, (3, 4, 23, 3)),
-    "resnet152": (True, (3, 8, 36, 3)),
-}
-"""Whether its units are bottlenecks, and how many each stage has."""
+from paceline.model.tables import BASIC, DEPTHS, cifar_depths
 
 
 @dataclass(frozen=True)
@@ -31,6 +20,10 @@ class Shape:
     bottleneck: bool
     stride_first: bool
     shortcut: Literal["pad", "projection"]
+    groups: int = 1
+    """Groups of a bottleneck's 3x3 convolution."""
+    spread: float = 1.0
+    """How much wider than its width a bottleneck's 3x3 convolution is."""
 
 
 class Unit(nn.Module):
@@ -46,21 +39,22 @@ class Unit(nn.Module):
         projects = project or (changes and shape.shortcut == "projection")
         role = "projected-branch" if projects else "branch"
         if shape.bottleneck:
-            self.conv1 = conv(inputs, width, 1, stride if shape.stride_first else 1)
-            self.norm1 = make_norm(width, True, "plain")
-            self.conv2 = conv(width, width, 3, 1 if shape.stride_first else stride)
-            self.norm2 = make_norm(width, True, "plain")
-            self.conv3 = conv(width, outputs, 1)
-            self.norm3 = make_norm(outputs, True, role)
+            inner = int(width * shape.spread)
+            self.conv1 = conv(inputs, inner, 1, stride if shape.stride_first else 1)
+            self.norm1 = make_norm(inner)
+            self.conv2 = conv(inner, inner, 3, 1 if shape.stride_first else stride, shape.groups)
+            self.norm2 = make_norm(inner)
+            self.conv3 = conv(inner, outputs, 1)
+            self.norm3 = make_norm(outputs, role=role)
         else:
             self.conv1 = conv(inputs, width, 3, stride)
-            self.norm1 = make_norm(width, True, "plain")
+            self.norm1 = make_norm(width)
             self.conv2 = conv(width, width, 3)
-            self.norm2 = make_norm(width, True, role)
+            self.norm2 = make_norm(width, role=role)
         self.bottleneck, self.projects = shape.bottleneck, projects
         if projects:
             self.projection = conv(inputs, outputs, 1, stride)
-            self.projection_norm = make_norm(outputs, False, "projection")
+            self.projection_norm = make_norm(outputs, None, "projection")
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x
@@ -80,7 +74,7 @@ class Stem(nn.Module):
     def __init__(self, channels: int, outputs: int, large: bool, make_norm: MakeNorm) -> None:
         super().__init__()
         self.conv = conv(channels, outputs, 7, 2) if large else conv(channels, outputs, 3)
-        self.norm = make_norm(outputs, True, "plain")
+        self.norm = make_norm(outputs)
         self.pool = large
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,30 +84,29 @@ class Stem(nn.Module):
 
 def resnet_blocks(model: ResNet, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
     """The named blocks of an ImageNet-width network."""
-    bottleneck, depths = DEPTHS[model.name]
+    bottleneck, depths = model.name not in BASIC, DEPTHS[model.name]
     shape = Shape(bottleneck, model.version == "v1", "projection")
     blocks: dict[str, nn.Module] = {"stem": Stem(channels, 64, model.stem == "7x7", make_norm)}
-    blocks |= _stages((64, 128, 256, 512), depths, 64, shape, make_norm, model.first_projection)
+    blocks |= stages((64, 128, 256, 512), depths, shape, make_norm, model.first_projection)
     return blocks | {"head": Head(2048 if bottleneck else 512, classes)}
 
 
 def cifar_resnet_blocks(model: CifarResNet, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
-    """The named blocks of a narrow network; its depth is 6n+2 with basic units and 9n+2 with bottlenecks."""
+    """The named blocks of a narrow network."""
     bottleneck = model.name.endswith("-bottleneck")
-    depth = int(model.name.removeprefix("resnet").partition("-")[0])
-    units = (depth - 2) // (9 if bottleneck else 6)
     shortcut: Literal["pad", "projection"] = "projection" if bottleneck else "pad"
     shape = Shape(bottleneck, False, shortcut if model.shortcut == "auto" else model.shortcut)
     blocks: dict[str, nn.Module] = {"stem": Stem(channels, 16, False, make_norm)}
-    blocks |= _stages((16, 32, 64), (units,) * 3, 16, shape, make_norm, False)
+    blocks |= stages((16, 32, 64), cifar_depths(model.name), shape, make_norm)
     return blocks | {"head": Head(256 if bottleneck else 64, classes)}
 
 
-def _stages(
-    widths: tuple[int, ...], depths: tuple[int, ...], inputs: int, shape: Shape, make_norm: MakeNorm, project: bool
+def stages(
+    widths: tuple[int, ...], depths: tuple[int, ...], shape: Shape, make_norm: MakeNorm, project: bool = False
 ) -> dict[str, nn.Module]:
     """Units named stage1/unit1, stage1/unit2, ...; every stage after the first halves the picture."""
     blocks: dict[str, nn.Module] = {}
+    inputs = widths[0]
     for stage, (width, depth) in enumerate(zip(widths, depths, strict=True), 1):
         for unit in range(1, depth + 1):
             stride = 2 if unit == 1 and stage > 1 else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch.nn import functional as F
 
 from paceline.data.loader import MicroBatch
 from paceline.model.build import build_network
+from paceline.model.chance import Chances
+from paceline.model.network import recomputing
 from paceline.model.norm import Statistics
 from paceline.plan import Plan
 from paceline.world import World
@@ -29,19 +32,22 @@ class Whole:
         self.dtype = torch.float64 if plan.placement.precision == "64.64" else torch.float32
         module = build_network(plan.recipe, plan.facts)
         self.module = module.to(world.device, self.dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.statistics = Statistics(self.module, plan.rounds * plan.norm_groups)
+        self.module.freeze(plan.frozen)
+        self.statistics = Statistics(self.module, plan.rounds, plan.norm_groups)
+        self.chances = Chances(self.module, plan.recipe.seed, self.dtype)
         neighbours = world.neighbours(plan.norm_replicas)
         for norm in self.statistics.norms:
             assert plan.norm_batch is not None
             norm.images, norm.neighbours = min(plan.norm_batch, plan.micro_batch), neighbours
         self._one = torch.ones((), device=world.device)
         self.divisor = torch.tensor(float(plan.global_batch), device=world.device)
-        self.parameters = list(self.module.parameters())
-        self._forward: Callable[[Tensor], Tensor] = (
-            torch.compile(self.module) if plan.placement.compile else self.module
-        )
+        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
+        forward = recomputing(self.module.cut(plan.recomputed)) if plan.recomputed else self.module
+        self._forward: Callable[[Tensor], Any] = torch.compile(forward) if plan.placement.compile else forward
+        self._auxiliary: float = getattr(plan.recipe.model, "auxiliary", 0.0)
         colour = torch.tensor([plan.data.mean, plan.data.std], dtype=torch.float64) * 255
         self._mean, self._spread = (row.view(-1, 1, 1).to(world.device, self.dtype) for row in colour)
+        self._places = torch.arange(plan.micro_batch, device=world.device)
         smoothing, classes = plan.recipe.loss.label_smoothing, plan.facts.classes
         # Spread over the other classes only, epsilon is what torch calls epsilon * K / (K - 1).
         self._smoothing = smoothing if plan.recipe.loss.smooth_over == "all" else smoothing * classes / (classes - 1)
@@ -52,9 +58,13 @@ class Whole:
         hits: list[Tensor] = []
         if not self.module.training:
             self.module.train()
-        for batch in share:
-            scores = self._scores(batch)
-            loss = F.cross_entropy(scores, batch.labels, reduction="sum", label_smoothing=self._smoothing)
+        for number, batch in enumerate(share):
+            self.statistics.turn(number)
+            self.chances.draw(batch.first + self._places)
+            scores, *auxiliary = self._scores(batch)
+            loss = self._loss(scores, batch.labels)
+            for other in auxiliary:
+                loss = loss + self._auxiliary * self._loss(other, batch.labels)
             loss.backward()
             losses.append(loss.detach())
             hits.append((scores.detach().argmax(1) == batch.labels).sum(dtype=self.dtype))
@@ -94,7 +104,7 @@ class Whole:
         """Loss, top-1 and top-5 hits and number of the real images of a batch, summed in float64 where there is one."""
         if self.module.training:
             self.module.eval()
-        scores = self._scores(batch)
+        (scores,) = self._scores(batch)
         real = torch.arange(len(scores), device=self.device) < batch.count
         losses = F.cross_entropy(scores, batch.labels, reduction="none")
         best = scores.topk(min(5, scores.shape[1]), dim=1).indices == batch.labels[:, None]
@@ -103,12 +113,15 @@ class Whole:
         )
         return torch.where(real, rows, 0).to(exact(self.device)).sum(1)
 
-    def _scores(self, batch: MicroBatch) -> Tensor:
-        """One row of class scores for each image; pixels are normalised on the device."""
+    def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(scores, labels, reduction="sum", label_smoothing=self._smoothing)
+
+    def _scores(self, batch: MicroBatch) -> list[Tensor]:
+        """One row of class scores for each image, from the last head first; pixels are normalised on the device."""
         images = (batch.images.to(self.dtype) - self._mean) / self._spread
         with self._arithmetic():
-            scores: Tensor = self._forward(images)
-        return scores.to(self.dtype)
+            made = self._forward(images)
+        return [scores.to(self.dtype) for scores in ((made,) if isinstance(made, Tensor) else made)]
 
     def _arithmetic(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.plan.placement.precision == "16.32")

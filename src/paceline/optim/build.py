@@ -8,7 +8,8 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from paceline.optim.descent import Descent, Group
-from paceline.recipe import Momentum, Recipe, Sgd, WeightDecay
+from paceline.plan import Plan
+from paceline.recipe import Momentum, Sgd, WeightDecay
 
 
 class Optimiser(Protocol):
@@ -23,21 +24,24 @@ class Optimiser(Protocol):
         ...
 
 
-def build_optimiser(parameters: Iterable[tuple[str, nn.Parameter]], recipe: Recipe) -> Optimiser:
-    """The optimiser of a recipe for a network's named parameters."""
-    groups = decay_groups(dict(parameters), recipe.weight_decay)
-    match recipe.optimiser:
+def build_optimiser(parameters: Iterable[tuple[str, nn.Parameter]], plan: Plan) -> Optimiser:
+    """The optimiser of a recipe for the named parameters of a network that train."""
+    groups = group(plan, {name: p for name, p in parameters if p.requires_grad})
+    match plan.recipe.optimiser:
         case Sgd():
             return Descent(groups, momentum=0.0, nesterov=False)
         case Momentum(momentum=momentum, nesterov=nesterov):
             return Descent(groups, momentum, nesterov)
 
 
-def decay_groups(named: dict[str, nn.Parameter], decay: WeightDecay) -> list[Group]:
-    """The parameters that weight decay pulls at, and those it leaves alone."""
-    pulled = {name: p for name, p in named.items() if decays(decay, name, p)}
-    left = {name: p for name, p in named.items() if name not in pulled}
-    return [(rate, group) for rate, group in ((decay.rate, pulled), (0.0, left)) if group]
+def group(plan: Plan, named: dict[str, nn.Parameter]) -> list[Group]:
+    """Parameters by how weight decay pulls at them and what their learning rate is multiplied by."""
+    decay = plan.recipe.weight_decay
+    found: dict[tuple[float, float], dict[str, nn.Parameter]] = {}
+    for name, parameter in named.items():
+        rate = decay.rate if decays(decay, name, parameter) else 0.0
+        found.setdefault((rate, plan.lr_factor(name.partition(".")[0])), {})[name] = parameter
+    return [Group(rate, factor, members) for (rate, factor), members in found.items()]
 
 
 def decays(decay: WeightDecay, name: str, parameter: Tensor) -> bool:

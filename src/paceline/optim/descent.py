@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
-Group = tuple[float, dict[str, nn.Parameter]]
-"""A rate of weight decay and the parameters it pulls at."""
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that are treated alike."""
+
+    decay: float
+    lr_factor: float
+    parameters: dict[str, nn.Parameter]
 
 
 class Descent:
@@ -20,21 +28,22 @@ class Descent:
     def __init__(self, groups: list[Group], momentum: float, nesterov: bool) -> None:
         self._momentum, self._nesterov = momentum, nesterov
         self._buffers: dict[str, Tensor] = {}
-        self._groups: list[tuple[float, list[Tensor], list[Tensor | None]]] = []
-        for rate, named in groups:
-            if momentum:
-                self._buffers |= {name: torch.zeros_like(p) for name, p in named.items()}
-            self._groups.append((rate, list(named.values()), [self._buffers.get(name) for name in named]))
+        self._groups = groups
+        if momentum:
+            named = {name: p for group in groups for name, p in group.parameters.items()}
+            self._buffers = {name: torch.zeros_like(p) for name, p in named.items()}
 
     @torch.no_grad()
     def step(self, lr: float, divisor: Tensor, bad: Tensor) -> None:
         """Move the weights by gradients / divisor, unless the step is bad, and let the gradients go."""
-        for rate, parameters, buffers in self._groups:
+        for group in self._groups:
+            parameters: list[Tensor] = list(group.parameters.values())
+            buffers = [self._buffers.get(name) for name in group.parameters]
             gradients = [p.grad for p in parameters if p.grad is not None]
             sgd(
                 parameters, gradients, buffers, fused=True, foreach=False, grad_scale=divisor, found_inf=bad,
-                weight_decay=rate, momentum=self._momentum, lr=lr, dampening=0.0, nesterov=self._nesterov,
-                maximize=False,
+                weight_decay=group.decay, momentum=self._momentum, lr=lr * group.lr_factor, dampening=0.0,
+                nesterov=self._nesterov, maximize=False,
             )  # fmt: skip
             for parameter in parameters:
                 parameter.grad = None

@@ -126,21 +126,37 @@ def _write_whole(path: Path, losses: dict[str, Any]) -> None:
     part.replace(path)
 
 
-def difference(a: Tensor, b: Tensor) -> float:
-    """The largest |a - b| over the largest |a|."""
+NEGLIGIBLE = 1e-13
+"""A tensor with no number above this share of the largest of its kind is nothing but rounding, and is measured against
+that largest: the bias of a convolution before a norm is one, whose gradient is zero, or the mean of what has none."""
+
+
+def difference(a: Tensor, b: Tensor, largest: float = 0.0) -> float:
+    """The largest |a - b| over the largest |a|, or over the `largest` of their kind where |a| is negligible."""
     if not (a.isfinite().all() and b.isfinite().all()):
         return math.inf  # what is not a number agrees with nothing
     if torch.equal(a, b):
         return 0.0
-    return float((a.double() - b.double()).abs().max() / a.double().abs().max().clamp_min(1e-300))
+    own = float(a.double().abs().max())
+    scale = own if own > NEGLIGIBLE * largest else largest
+    return float((a.double() - b.double()).abs().max()) / max(scale, 1e-300)
 
 
 def differences(one: Outcome, other: Outcome) -> dict[str, float]:
     """The largest relative differences of two trials: losses, weights with optimiser state, running statistics."""
     loss = torch.tensor(one.losses, dtype=torch.float64), torch.tensor(other.losses, dtype=torch.float64)
     worst = {"loss": difference(*loss), "weights": 0.0, "statistics": 0.0}
+    largest: dict[str, float] = {}
+    for name, tensor in one.tensors.items():
+        largest[_kind(name)] = max(largest.get(_kind(name), 0.0), float(tensor.double().abs().max()))
     for name, tensor in one.tensors.items():
         part = "statistics" if "running_" in name else "weights"
-        worst[part] = max(worst[part], difference(tensor, other.tensors[name]))
+        worst[part] = max(worst[part], difference(tensor, other.tensors[name], largest[_kind(name)]))
     worst["first_loss"] = difference(loss[0][:1], loss[1][:1])
     return worst
+
+
+def _kind(name: str) -> str:
+    """Running means, running variances, each state of the optimiser, or weights."""
+    last = name.rpartition(".")[2]
+    return "weight" if last == "bias" else last

@@ -114,7 +114,11 @@ def take_up(plan: Plan, world: World, run: Run, console: Console | None = None) 
                 restore(state, found, checkpoint.name_of(step))
                 break
         else:
-            begin(state, plan)
+            adopted = begin(state, plan)
+            if adopted:
+                run.log(str(adopted))
+                if console:
+                    console.print(str(adopted), soft_wrap=True, markup=False)
     counters = torch.tensor([state.step, state.reported], device=world.device)
     world.spread([*state.network.module.state_dict().values(), *state.optimiser.tensors().values()])
     world.spread([state.tally, state.last, state.bad_steps, counters])

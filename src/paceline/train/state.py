@@ -12,8 +12,10 @@ from safetensors.torch import load as tensors_from
 from safetensors.torch import save as tensors_to
 from torch import Tensor
 
+from paceline.architecture import Outside
 from paceline.errors import RunError
-from paceline.model.init import initialise
+from paceline.model.init import initialise, published
+from paceline.model.weights import Adoption, adopt
 from paceline.model.whole import TALLY, Whole, exact
 from paceline.optim.build import Optimiser, build_optimiser
 from paceline.plan import Plan
@@ -40,15 +42,17 @@ class State:
 def fresh(plan: Plan, world: World) -> State:
     """The state before the first step, weights not yet set: `begin` or `restore` sets them."""
     network = Whole(plan, world)
-    optimiser = build_optimiser(network.module.named_parameters(), plan.recipe)
+    optimiser = build_optimiser(network.module.named_parameters(), plan)
     sums = torch.zeros(2, len(TALLY), dtype=exact(world.device), device=world.device)
     return State(network, optimiser, sums[0], sums[1], sums.new_zeros(()))
 
 
-def begin(state: State, plan: Plan) -> State:
-    """Initial weights: the same on every replica and placement."""
-    initialise(state.network.module, plan.recipe.init, plan.recipe.seed)
-    return state
+def begin(state: State, plan: Plan) -> Adoption | None:
+    """Initial weights, the same on every replica and placement; what became of weights from elsewhere."""
+    recipe, module = plan.recipe, state.network.module
+    if not isinstance(recipe.model, Outside):  # a network of another package starts as it says
+        initialise(module, published(recipe.init, recipe.model), recipe.seed)
+    return adopt(module, recipe.init.from_, plan.facts) if recipe.init.from_ else None
 
 
 def to_files(state: State) -> dict[str, bytes]:

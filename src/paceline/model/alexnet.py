@@ -1,0 +1,79 @@
+"""AlexNet in one tower, and the blocks that VGG shares with it."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline.architecture import AlexNet
+from paceline.model.chance import Dropout
+from paceline.model.parts import MakeNorm, Windows
+
+CONVOLUTIONS = ((64, 11, 4, 2, 3), (192, 5, 1, 2, 3), (384, 3, 1, 1, 0), (256, 3, 1, 1, 0), (256, 3, 1, 1, 3))
+"""Outputs, window, stride, padding and the window of the max-pool (0: none) of each."""
+
+
+class Convolution(nn.Module):
+    """A convolution with a bias, a norm if a maker is given, a ReLU, and a max-pool of stride 2 unless `pool` is 0."""
+
+    def __init__(self, convolution: nn.Conv2d, pool: int, make_norm: MakeNorm | None = None) -> None:
+        super().__init__()
+        self.conv = convolution
+        self.norm = make_norm(convolution.out_channels) if make_norm else None
+        self.pool = pool
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        y = self.norm(y) if self.norm else F.relu_(y)
+        return F.max_pool2d(y, self.pool, 2) if self.pool else y
+
+
+class Dense(nn.Module):
+    """Dropout and a dense layer."""
+
+    def __init__(self, inputs: int, outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = Dropout(dropout, inputs)
+        self.dense = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.dense(self.dropout(x))
+        return y
+
+
+class HiddenDense(Dense):
+    """Dropout, a dense layer and a ReLU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu_(super().forward(x))
+
+
+class PixelDense(HiddenDense):
+    """The same over all pixels of a picture, which is first averaged to a fixed side."""
+
+    def __init__(self, channels: int, side: int, outputs: int, dropout: float) -> None:
+        super().__init__(channels * side**2, outputs, dropout)
+        self.windows = Windows(side)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Only where needed: on CUDA torch has no deterministic gradient of it.
+        return super().forward(self.windows(x).flatten(1))
+
+
+def dense_blocks(channels: int, side: int, classes: int, dropouts: tuple[float, float, float]) -> dict[str, nn.Module]:
+    """Three dense layers over side x side pixels, and what is dropped before each."""
+    first, second, last = dropouts
+    return {
+        "dense1": PixelDense(channels, side, 4096, first),
+        "dense2": HiddenDense(4096, 4096, second),
+        "head": Dense(4096, classes, last),
+    }
+
+
+def alexnet_blocks(model: AlexNet, channels: int, classes: int, _make_norm: MakeNorm) -> dict[str, nn.Module]:
+    """The named blocks of the network, which has no norms."""
+    blocks: dict[str, nn.Module] = {}
+    for number, (outputs, window, stride, padding, pool) in enumerate(CONVOLUTIONS, 1):
+        blocks[f"conv{number}"] = Convolution(nn.Conv2d(channels, outputs, window, stride, padding), pool)
+        channels = outputs
+    return blocks | dense_blocks(channels, 6, classes, (model.dropout, model.dropout, 0))
