@@ -13,7 +13,7 @@ from paceline import plan as planning
 from paceline.data.order import judged, share, training_order
 from paceline.machine import Machine
 from paceline.placement import Placement
-from paceline.plan import Appetite, Plan
+from paceline.plan import NetworkFacts, Plan
 from paceline.recipe import Made, NoNorm
 
 SETTINGS = settings(deadline=None, max_examples=150, derandomize=True)
@@ -37,7 +37,7 @@ class Case:
         changes = {"data": data, "global_batch": self.batch, "tail": self.tail, "seed": self.seed}
         recipe = BASE.model_copy(update={**changes, "norm_batch": None, "norm": NoNorm(name="none")})
         placement = Placement(replicas=replicas or self.replicas, micro_batch=micro_batch or self.micro_batch)
-        return planning.make_plan(recipe, placement, data, MACHINE, Appetite(1, 1))
+        return planning.make_plan(recipe, placement, data, MACHINE, NetworkFacts(1, 1))
 
 
 @st.composite

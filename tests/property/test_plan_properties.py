@@ -13,7 +13,7 @@ from paceline import plan as planning
 from paceline.errors import PlanError
 from paceline.machine import Machine
 from paceline.placement import Placement
-from paceline.plan import Appetite, Plan
+from paceline.plan import NetworkFacts, Plan
 from paceline.recipe import Made, Recipe
 
 SETTINGS = settings(deadline=None, max_examples=200, derandomize=True)
@@ -27,7 +27,7 @@ def recipe_of(**changes: object) -> Recipe:
 
 def plan_of(recipe: Recipe, **on: object) -> Plan:
     assert recipe.data is not None
-    return planning.make_plan(recipe, Placement.model_validate(on), recipe.data, MACHINE, Appetite(1000, 1000))
+    return planning.make_plan(recipe, Placement.model_validate(on), recipe.data, MACHINE, NetworkFacts(1000, 1000))
 
 
 def lies_well(batch: int, norm_batch: int | None, replicas: int, micro_batch: int) -> bool:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import typing
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import spec
+from paceline import architecture, spec
 from paceline.errors import SpecError
 from paceline.placement import Placement
-from paceline.recipe import CIFAR_BOTTLENECKS, CIFAR_RESNETS, IMAGENET_RESNETS, Recipe
+from paceline.recipe import Recipe
 
 SETTINGS = settings(deadline=None, max_examples=120, derandomize=True)
 
@@ -42,16 +43,47 @@ def kind(name: str | tuple[str, ...], needed: dict[str, Any] | None = None, **ke
     return st.fixed_dictionaries({"name": names, **(needed or {})}, optional=keys)
 
 
-MODELS = st.one_of(
-    kind(
-        IMAGENET_RESNETS,
-        version=st.sampled_from(["v1", "v1.5"]),
-        stem=st.sampled_from(["7x7", "3x3"]),
-        first_projection=st.booleans(),
+def names(model: type[architecture.Model]) -> tuple[str, ...]:
+    """The names of a family's networks."""
+    found: tuple[str, ...] = typing.get_args(model.model_fields["name"].annotation)
+    return found
+
+
+STEMS: dict[str, Any] = {"version": st.sampled_from(["v1", "v1.5"]), "stem": st.sampled_from(["7x7", "3x3"])}
+GROUPED: dict[str, Any] = {"cardinality": COUNTS, "group_width": COUNTS}
+THREE = st.tuples(COUNTS, COUNTS, COUNTS).map(list)
+BLOCKS = st.sampled_from(["stem", "stage1", "stage1/unit1", "head", "all"])
+FAMILIES: dict[type[architecture.Model], st.SearchStrategy[Any]] = {
+    architecture.AlexNet: kind(names(architecture.AlexNet), dropout=PARTS),
+    architecture.Vgg: kind(names(architecture.Vgg), head=st.sampled_from(["dense", "mean"]), dropout=PARTS),
+    architecture.GoogLeNet: kind(
+        names(architecture.GoogLeNet), auxiliary=POSITIVE, dropout=PARTS, auxiliary_dropout=PARTS
     ),
-    kind(CIFAR_RESNETS + CIFAR_BOTTLENECKS, shortcut=st.sampled_from(["auto", "pad", "projection"])),
-    st.sampled_from(["resnet20", "resnet50"]),
-)
+    architecture.InceptionV3: kind(names(architecture.InceptionV3), auxiliary=st.just(0), dropout=PARTS),
+    architecture.InceptionV4: kind(names(architecture.InceptionV4), dropout=PARTS),
+    architecture.InceptionResNetV2: kind(
+        names(architecture.InceptionResNetV2), units=THREE, residual_scale=st.tuples(*[POSITIVE] * 3).map(list)
+    ),
+    architecture.ResNet: kind(names(architecture.ResNet), first_projection=st.booleans(), **STEMS),
+    architecture.CifarResNet: kind(
+        names(architecture.CifarResNet), shortcut=st.sampled_from(["auto", "pad", "projection"])
+    ),
+    architecture.ResNeXt: kind(names(architecture.ResNeXt), **STEMS, **GROUPED),
+    architecture.CifarResNeXt: kind(names(architecture.CifarResNeXt), wide=st.booleans(), **GROUPED),
+    architecture.EfficientNet: kind(
+        names(architecture.EfficientNet), width=st.one_of(st.none(), POSITIVE), depth=POSITIVE, divisor=COUNTS,
+        top_width=COUNTS, expand_ratio=COUNTS, group_dim=COUNTS, squeeze_excite=PARTS, survival=st.floats(0.01, 1),
+        dropout=st.one_of(st.none(), PARTS), activation=st.sampled_from(["silu", "relu"]),
+    ),
+    architecture.MobileNetV2: kind(names(architecture.MobileNetV2), width=POSITIVE, dropout=PARTS),
+    architecture.MobileNetV3: kind(names(architecture.MobileNetV3), width=POSITIVE, dropout=PARTS),
+    architecture.Outside: st.one_of(
+        kind(names(architecture.Outside), {"network": WORDS}, auxiliary=POSITIVE),
+        kind(("timm:convnext_tiny", "torchvision:resnet18"), auxiliary=POSITIVE),
+        st.just("timm:hf-hub:someone/some.thing"),
+    ),
+}  # fmt: skip
+MODELS = st.one_of(*FAMILIES.values(), st.sampled_from(["resnet20", "resnet50", "vgg11-bn"]))
 DATA = st.one_of(
     st.none(),
     kind("shapes", mean=COLOURS, std=SPREADS),
@@ -82,9 +114,21 @@ RECIPES = st.fixed_dictionaries(
         "tail": st.sampled_from(["flow", "drop"]),
         "seed": st.integers(-(2**62), 2**62),
         "norm": st.one_of(
-            kind("batch", momentum=st.floats(0.001, 1), epsilon=POSITIVE), kind("group", groups=COUNTS), kind("none")
+            kind("batch", momentum=st.one_of(st.none(), st.floats(0.001, 1)), epsilon=POSITIVE),
+            kind("group", groups=COUNTS, proxy=st.booleans(), proxy_epsilon=POSITIVE, epsilon=POSITIVE),
+            kind("none"),
         ),
-        "init": st.fixed_dictionaries({}, optional={"zero_gamma": st.sampled_from(["none", "residual", "identity"])}),
+        "init": st.fixed_dictionaries(
+            {},
+            optional={
+                "conv": st.sampled_from(["published", "he-mixed", "normal-0.1"]),
+                "dense": st.sampled_from(["published", "uniform-fan-out"]),
+                "zero_gamma": st.sampled_from(["none", "residual", "identity"]),
+                "from": st.one_of(st.none(), WORDS, st.sampled_from(["runs/a", "timm:resnet18", "1e5", "null"])),
+            },
+        ),
+        "freeze": st.lists(BLOCKS, max_size=3),
+        "lr_factors": st.dictionaries(BLOCKS, st.floats(0, 100), max_size=3),
         "weight_decay": st.fixed_dictionaries(
             {},
             optional={
@@ -108,6 +152,7 @@ PLACEMENTS = st.fixed_dictionaries(
         "micro_batch": OR_AUTO,
         "precision": st.sampled_from(["auto", "64.64", "32.32", "16.32"]),
         "compile": st.booleans(),
+        "recompute": st.one_of(BLOCKS, st.lists(BLOCKS, max_size=3)),
         "resident": st.sampled_from(["auto", True, False]),
         "loader_threads": OR_AUTO,
         "timeout": POSITIVE,
@@ -116,6 +161,10 @@ PLACEMENTS = st.fixed_dictionaries(
         "keep_every": st.one_of(st.none(), DURATIONS),
     },
 )
+
+
+def test_every_family_is_tried() -> None:
+    assert set(FAMILIES) == set(typing.get_args(architecture.Model))
 
 
 def round_trip(settings_of_a_kind: spec.Kind) -> spec.Kind:

@@ -37,3 +37,9 @@ def test_key_tables_are_what_the_code_says(page: str) -> None:
     text = (ROOT / f"docs/{page}.md").read_text()
     rows = keys.recipe_rows() if page == "recipes" else keys.placement_rows()
     assert keys.renewed(text, rows) == text, "run: python docs/keys.py"
+
+
+@pytest.mark.parametrize("page", ["recipes", "placements"])
+def test_key_tables_speak_of_settings_and_not_of_python(page: str) -> None:
+    text = (ROOT / f"docs/{page}.md").read_text()
+    assert not re.search(r"Undefined|typing\.|Annotated|<class|from_", text)

@@ -81,6 +81,7 @@ def test_training_images_are_what_slicing_each_by_itself_gives(kind: type[Host],
         assert np.array_equal(np.concatenate([pixels_of(b) for b in batches]), np.stack([e[0] for e in expected]))
         assert torch.cat([b.labels for b in batches]).tolist() == [e[1] for e in expected]
         assert [b.count for b in batches] == [8, 8]
+        assert [b.first for b in batches] == [16 * step, 16 * step + 8]
 
 
 @pytest.mark.parametrize("start", [0, 1, 7])
@@ -107,6 +108,8 @@ def test_host_and_resident_loaders_give_the_same_images_on_every_layout(words: t
             assert sum(len(replica[step]) for replica in replicas) == len(batches)
             assert torch.equal(torch.cat([b.images for b in batches]), expected[step][0].images)
             assert torch.equal(torch.cat([b.labels for b in batches]), expected[step][0].labels)
+            first = 16 * (start + step)
+            assert [b.first for b in batches] == [first + plan.micro_batch * i for i in k]
 
 
 def test_a_resident_loader_that_gathers_a_few_steps_at_a_time_gives_the_same_images(
@@ -197,6 +200,7 @@ def test_synthetic_images_are_slices_of_one_pool_whatever_the_layout(replicas: i
             for batch, part in zip(batches, parts, strict=True):
                 assert np.array_equal(batch.images.permute(0, 2, 3, 1).numpy(), source.training.take(part))
                 assert np.array_equal(batch.labels.numpy(), source.training.labels_of(part))
+                assert batch.first == part[0]
         counted += sum(batch.count for batch in synthetic.validation())
     assert counted == VALIDATION
 

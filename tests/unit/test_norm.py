@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from paceline import keyed
+from paceline.architecture import Activation
 from paceline.model.norm import BatchNormAct, GroupNormAct, NormAct, Statistics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -26,13 +28,15 @@ def numbers(name: str, *shape: int) -> Tensor:
     return torch.from_numpy(keyed.normals(keyed.key(0, name), count)).view(shape) * 1.7 + 0.4
 
 
-def make_norm(groups_of: int, passes: int, *, activate: bool = False) -> tuple[BatchNormAct, Statistics]:
+def make_norm(
+    groups_of: int, passes: int, groups: int = 1, activation: Activation | None = None
+) -> tuple[BatchNormAct, Statistics]:
     """A norm in float64 with scales, shifts and running statistics of its own."""
-    norm = BatchNormAct(CHANNELS, 0.1, 1e-5, activate).double()
+    norm = BatchNormAct(CHANNELS, 0.1, 1e-5, activation).double()
     for name, values in norm.state_dict().items():
         values.copy_(numbers(name, CHANNELS).abs() + 0.1)
     norm.images = groups_of
-    return norm, Statistics(norm, passes)
+    return norm, Statistics(norm, passes, groups)
 
 
 def make_reference(norm: BatchNormAct, momentum: float) -> nn.BatchNorm2d:
@@ -70,7 +74,7 @@ def test_one_group_is_torch_s_batch_norm_in_outputs_gradients_and_statistics() -
 
 
 def test_ghost_groups_are_separate_batch_norms_over_neighbours() -> None:
-    norm, statistics = make_norm(4, passes=3)
+    norm, statistics = make_norm(4, passes=1, groups=3)
     x, weights = numbers("x", 12, CHANNELS, 3, 3), numbers("w", 12, CHANNELS, 3, 3)
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     references = [make_reference(norm, 1.0) for _ in range(3)]
@@ -98,12 +102,13 @@ def sum_of(tensors: list[Tensor | None]) -> Tensor:
 @pytest.mark.parametrize("passes", [1, 2, 4])
 def test_running_statistics_move_once_per_step_however_it_is_cut(passes: int) -> None:
     x = numbers("x", 16, CHANNELS, 2, 3)
-    expected, whole = make_norm(4, passes=4)
+    expected, whole = make_norm(4, passes=1, groups=4)
     expected(x)
     whole.settle(whole.collect(), 4, GOOD)
-    norm, statistics = make_norm(4, passes=4)
+    norm, statistics = make_norm(4, passes, groups=4 // passes)
     before = norm.running_mean.clone()
-    for part in x.split(16 // passes):
+    for number, part in enumerate(x.split(16 // passes)):
+        statistics.turn(number)
         norm(part)
         assert torch.equal(norm.running_mean, before)  # a pass alone moves nothing
     statistics.settle(statistics.collect(), 4, GOOD)
@@ -112,13 +117,53 @@ def test_running_statistics_move_once_per_step_however_it_is_cut(passes: int) ->
     assert not torch.equal(norm.running_mean, before)
 
 
+@pytest.mark.parametrize(("passes", "groups"), [(1, 1), (2, 1), (2, 2)])
+def test_a_pass_that_is_computed_again_counts_once(passes: int, groups: int) -> None:
+    x = numbers("x", 4 * passes * groups, CHANNELS, 2, 3)
+    norm, statistics = make_norm(4, passes, groups)
+    expected, whole = make_norm(4, 1, passes * groups)
+    computed: list[int] = []
+    norm.register_forward_pre_hook(lambda *_: computed.append(1))
+    for number, part in enumerate(x.split(4 * groups)):
+        statistics.turn(number)
+        # With a layer behind it, the norm is computed again to its end.
+        y = checkpoint(lambda x: norm(x).square(), part, use_reentrant=False, preserve_rng_state=False)
+        y.sum().backward()
+    assert len(computed) == 2 * passes
+    expected(x)
+    sums, their_sums = statistics.collect(), whole.collect()
+    assert close(sums, their_sums)
+    for one, its in ((statistics, sums), (whole, their_sums)):
+        one.settle(its, passes * groups, GOOD)
+    assert close(norm.running_mean, expected.running_mean)
+    assert close(norm.running_var, expected.running_var)
+
+
+def test_a_norm_that_stands_still_is_left_alone() -> None:
+    still, moving = (BatchNormAct(3, 0.1, 1e-5).double() for _ in range(2))
+    still.requires_grad_(False).eval()
+    statistics = Statistics(nn.Sequential(still, moving), passes=1, groups=1)
+    assert statistics.norms == [moving]
+    moving.images = 4
+    x = numbers("x", 4, 3, 2, 2)
+    moving(still(x))
+    sums = statistics.collect()
+    assert sums is not None
+    assert sums.shape == (2 * 3,)
+    statistics.settle(sums, 1, GOOD)
+    assert torch.equal(still.running_mean, torch.zeros(3))
+    assert torch.equal(still.running_var, torch.ones(3))
+    assert not torch.equal(moving.running_mean, torch.zeros(3))
+
+
 def test_two_steps_are_not_mixed_up() -> None:
     norm, statistics = make_norm(4, passes=2)
     reference = make_reference(norm, 0.1)
     for step in range(2):
         parts = [numbers(f"{step}/{part}", 4, CHANNELS, 2, 2) for part in range(2)]
         seen = []
-        for part in parts:
+        for number, part in enumerate(parts):
+            statistics.turn(number)
             norm(part)
             alone = make_reference(norm, 1.0)
             alone(part)
@@ -146,7 +191,7 @@ def test_a_bad_step_moves_no_statistics_and_leaves_nothing_behind() -> None:
 
 def test_statistics_of_several_norms_are_kept_apart_and_stay_in_the_state() -> None:
     both = nn.Sequential(BatchNormAct(3, 0.1, 1e-5), BatchNormAct(3, 0.1, 1e-5)).double()
-    statistics = Statistics(both, passes=1)
+    statistics = Statistics(both, passes=1, groups=1)
     for part in both:
         assert isinstance(part, BatchNormAct)
         part.images = 4
@@ -166,7 +211,8 @@ def test_statistics_of_several_norms_are_kept_apart_and_stay_in_the_state() -> N
 
 
 def test_a_network_without_batch_norm_keeps_no_statistics() -> None:
-    statistics = Statistics(nn.Sequential(NormAct(3), GroupNormAct(4, 2, 1e-5)), passes=2)
+    statistics = Statistics(nn.Sequential(NormAct(3), GroupNormAct(4, 2, 1e-5)), passes=2, groups=1)
+    statistics.turn(1)
     assert statistics.collect() is None
     statistics.settle(None, 0, GOOD)
 
@@ -257,16 +303,16 @@ def test_a_group_across_replicas_is_one_batch_norm_over_all_their_images(count: 
 
 
 @pytest.mark.parametrize("shortcut", [False, True])
-@pytest.mark.parametrize("activate", [False, True])
+@pytest.mark.parametrize("activation", [None, "relu", "relu6", "silu", "hardswish"])
 @pytest.mark.parametrize("kind", ["batch", "group", "none"])
-def test_norm_then_shortcut_then_activation(kind: str, activate: bool, shortcut: bool) -> None:
+def test_norm_then_shortcut_then_activation(kind: str, activation: Activation | None, shortcut: bool) -> None:
     norm: NormAct = {
-        "batch": BatchNormAct(CHANNELS, 0.1, 1e-5, activate),
-        "group": GroupNormAct(CHANNELS, 1, 1e-5, activate),
-        "none": NormAct(CHANNELS, activate),
+        "batch": BatchNormAct(CHANNELS, 0.1, 1e-5, activation),
+        "group": GroupNormAct(CHANNELS, 1, 1e-5, activation),
+        "none": NormAct(CHANNELS, activation),
     }[kind].double()
     with torch.no_grad():
-        norm.weight.copy_(numbers("weight", CHANNELS))
+        norm.weight.copy_(6 * numbers("weight", CHANNELS))
         norm.bias.copy_(numbers("bias", CHANNELS))
     norm.eval()
     x, beside = numbers("x", 4, CHANNELS, 3, 3), numbers("beside", 4, CHANNELS, 3, 3)
@@ -276,19 +322,27 @@ def test_norm_then_shortcut_then_activation(kind: str, activate: bool, shortcut:
         "group": F.group_norm(x, 1, norm.weight, norm.bias),
         "none": x * norm.weight[:, None, None] + norm.bias[:, None, None],
     }[kind]
-    expected = plain + beside if shortcut else plain
-    expected = expected.clamp_min(0) if activate else expected
+    before = plain + beside if shortcut else plain
+    expected = {
+        None: before,
+        "relu": before.clamp_min(0),
+        "relu6": before.clamp(0, 6),
+        "silu": before / (1 + (-before).exp()),
+        "hardswish": before * (before + 3).clamp(0, 6) / 6,
+    }[activation]
     assert close(norm(x, beside) if shortcut else norm(x), expected)
     assert torch.equal(x, kept[0])
     assert torch.equal(beside, kept[1])  # neither input is changed in place
-    assert activate == bool((expected >= 0).all())
+    assert (activation in ("relu", "relu6")) == bool((expected >= 0).all())
+    assert before.min() < -3
+    assert before.max() > 6
 
 
 @pytest.mark.parametrize(
     ("channels", "asked", "groups"), [(64, 32, 32), (16, 32, 16), (24, 16, 12), (7, 4, 1), (10, 4, 2), (1, 32, 1)]
 )
 def test_a_narrow_layer_uses_as_many_groups_as_divide_it(channels: int, asked: int, groups: int) -> None:
-    norm = GroupNormAct(channels, asked, 1e-5, activate=False).double()
+    norm = GroupNormAct(channels, asked, 1e-5, activation=None).double()
     x = numbers("x", 3, channels, 4, 4)
     assert norm.groups == groups
     assert close(norm(x), F.group_norm(x, groups))
@@ -296,7 +350,7 @@ def test_a_narrow_layer_uses_as_many_groups_as_divide_it(channels: int, asked: i
 
 
 def test_gradients_flow_through_shortcut_and_activation() -> None:
-    norm, _ = make_norm(4, passes=1, activate=True)
+    norm, _ = make_norm(4, passes=1, activation="relu")
     x, beside = numbers("x", 4, CHANNELS, 2, 2).requires_grad_(), numbers("b", 4, CHANNELS, 2, 2).requires_grad_()
     reference = make_reference(norm, 0.1)
     norm(x, beside).square().sum().backward()

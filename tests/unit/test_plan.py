@@ -14,11 +14,11 @@ from paceline.errors import PlanError, UserError
 from paceline.launch import Launch
 from paceline.machine import Machine
 from paceline.placement import Placement
-from paceline.plan import Appetite, Plan
+from paceline.plan import NetworkFacts, Plan
 
 GIB = 1 << 30
 PLACES: list[dict[str, Any]] = [{"device": "cuda", "precision": "32.32"}, {"device": "cuda"}, {"device": "cpu"}]
-SMALL_APPETITE = Appetite(parameters=100_000, activations=200_000)
+SMALL_NETWORK = NetworkFacts(parameters=100_000, activations=200_000)
 LAPTOP = Machine(cores=8, memory=16 * GIB)
 SERVER = Machine(cores=64, memory=512 * GIB, accelerators=8, accelerator="X", accelerator_memory=80 * GIB)
 
@@ -26,14 +26,14 @@ SERVER = Machine(cores=64, memory=512 * GIB, accelerators=8, accelerator="X", ac
 def decide(
     *words: str,
     machine: Machine = LAPTOP,
-    appetite: Appetite = SMALL_APPETITE,
+    network: NetworkFacts = SMALL_NETWORK,
     launch: Launch | None = None,
     **on: object,
 ) -> Plan:
     """The plan of a small recipe on a placement and a machine."""
     recipe = make_recipe(*words)
     assert recipe.data is not None
-    return planning.make_plan(recipe, Placement.model_validate(on), recipe.data, machine, appetite, launch)
+    return planning.make_plan(recipe, Placement.model_validate(on), recipe.data, machine, network, launch)
 
 
 def test_every_placement_key_is_of_exactly_one_kind() -> None:
@@ -157,13 +157,13 @@ def test_auto_gives_every_replica_as_large_a_micro_batch_as_there_is(
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_micro_batch_uses_at_most_its_share_of_the_memory(memory: int, precision: str, replicas: int) -> None:
     words = ("global_batch=4096", "norm_batch=2")
-    appetite = Appetite(parameters=100_000, activations=200_000)
+    network = NetworkFacts(parameters=100_000, activations=200_000)
     machine = Machine(cores=2, memory=memory)
-    m = decide(*words, machine=machine, appetite=appetite, precision=precision, replicas=replicas).micro_batch
+    m = decide(*words, machine=machine, network=network, precision=precision, replicas=replicas).micro_batch
     width = 8 if precision == "64.64" else 4
 
     def needed(size: int) -> int:
-        return 2 * width * appetite.activations * size + 4 * width * appetite.parameters
+        return 2 * width * network.activations * size + 4 * width * network.parameters
 
     room = memory / 4 / replicas
     assert needed(m) <= room
@@ -172,9 +172,9 @@ def test_a_micro_batch_uses_at_most_its_share_of_the_memory(memory: int, precisi
 
 def test_an_accelerator_s_memory_counts_where_it_computes() -> None:
     tiny = Machine(cores=64, memory=512 * GIB, accelerators=1, accelerator="X", accelerator_memory=GIB)
-    appetite = Appetite(parameters=25_000_000, activations=22_000_000)
+    network = NetworkFacts(parameters=25_000_000, activations=22_000_000)
     words = ("global_batch=256", "norm_batch=1")
-    sizes = [decide(*words, machine=tiny, appetite=appetite, **asked).micro_batch for asked in PLACES]
+    sizes = [decide(*words, machine=tiny, network=network, **asked).micro_batch for asked in PLACES]
     assert sizes == [2, 4, 256]
 
 
@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_refused_with_what_would(
 
 def test_images_too_small_for_a_network_are_refused() -> None:
     with pytest.raises(PlanError, match=r"^resnet8 needs images of at least 16 pixels a side, and these have 8$"):
-        decide(appetite=Appetite(1, 1, smallest_side=16))
+        decide(network=NetworkFacts(1, 1, smallest_side=16))
 
 
 def test_a_norm_over_a_single_number_is_refused() -> None:

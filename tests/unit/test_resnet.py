@@ -1,4 +1,4 @@
-"""Residual networks: the sizes that are published, strides and shortcuts where they belong, tables that are true."""
+"""Residual networks: the sizes that are published, strides and shortcuts where they belong."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conftest import make_recipe
-from paceline.model import tables
 from paceline.model.build import build_network
-from paceline.model.norm import NormAct
 from paceline.model.resnet import Unit
-from paceline.recipe import CIFAR_BOTTLENECKS, CIFAR_RESNETS, IMAGENET_RESNETS, Facts
+from paceline.recipe import Facts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -76,45 +74,6 @@ def test_narrow_networks_have_the_published_number_of_parameters(name: str, para
 def test_a_hundred_classes_and_a_fourth_channel_add_what_they_should() -> None:
     assert size(network("resnet20", 100, 32)) - size(network("resnet20", 10, 32)) == 5_850
     assert size(network("resnet50", 1000, 224, channels=4)) - size(network("resnet50", 1000, 224)) == 49 * 64
-
-
-@pytest.mark.parametrize("member", tables.MEMBERS, ids=lambda member: member.name)
-def test_the_tables_say_what_is_built(member: tables.Member) -> None:
-    built = network(member.name, member.classes, member.side).eval()
-    assert size(built) == member.parameters
-    outputs: list[int] = []
-    for part in built.modules():
-        if isinstance(part, nn.Conv2d | NormAct):
-            part.register_forward_hook(lambda module, given, output: outputs.append(output.numel()))
-    scores = built(torch.empty(1, 3, member.side, member.side, device="meta"))
-    assert scores.shape == (1, member.classes)
-    assert sum(outputs) == member.activations
-    smallest = torch.empty(1, 3, member.smallest_side, member.smallest_side, device="meta")
-    assert built(smallest).shape == (1, member.classes)
-
-
-def test_every_network_has_a_row_in_the_tables() -> None:
-    names = [*IMAGENET_RESNETS, *CIFAR_RESNETS, *CIFAR_BOTTLENECKS]
-    assert sorted(member.name for member in tables.MEMBERS) == sorted(names)
-    assert [tables.member(name).name for name in names] == names
-
-
-@pytest.mark.parametrize(("side", "times"), [(112, 0.25), (224, 1), (448, 4)])
-def test_the_appetite_grows_with_the_area_of_a_picture(side: int, times: float) -> None:
-    appetite = tables.appetite(make_recipe("model=resnet50").model, Facts(1, 1, 1000, side))
-    assert appetite.activations == times * tables.member("resnet50").activations
-    assert appetite.parameters == PLAIN["resnet50"]
-
-
-def test_the_appetite_of_a_3x3_stem_is_near_what_is_built() -> None:
-    model = make_recipe("model={name: resnet18, stem: 3x3}").model
-    built = network("{name: resnet18, stem: 3x3}", 10, 32).eval()
-    outputs: list[int] = []
-    for part in built.modules():
-        if isinstance(part, nn.Conv2d | NormAct):
-            part.register_forward_hook(lambda module, given, output: outputs.append(output.numel()))
-    built(torch.empty(1, 3, 32, 32, device="meta"))
-    assert sum(outputs) <= tables.appetite(model, Facts(1, 1, 10, 32)).activations <= 2 * sum(outputs)
 
 
 def units(built: nn.Module) -> list[Unit]:

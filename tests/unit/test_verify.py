@@ -101,15 +101,17 @@ def test_every_layout_fits_and_no_two_are_the_same(words: tuple[str, ...]) -> No
     norm_batch = (recipe.norm_batch or recipe.global_batch) if isinstance(recipe.norm, BatchNorm) else None
     assert layouts[0].replicas == 1
     assert layouts[0].micro_batch == recipe.global_batch
-    assert len({(layout.replicas, layout.micro_batch) for layout in layouts}) == len(layouts)
+    assert len({(layout.replicas, layout.micro_batch, layout.recompute) for layout in layouts}) == len(layouts)
+    assert [layout.label for layout in layouts if layout.recompute] == ["recomputed"] * (recipe.global_batch != 2)
     for layout in layouts:
         assert fits(recipe.global_batch, norm_batch, layout.replicas, layout.micro_batch)
 
 
 def test_layouts_are_of_every_kind() -> None:
     layouts = choose_layouts(make_recipe("global_batch=32", "norm_batch=8"))
-    shapes = {(layout.replicas, layout.micro_batch) for layout in layouts}
+    shapes = {(layout.replicas, layout.micro_batch) for layout in layouts if not layout.recompute}
     assert shapes == {(1, 32), (1, 8), (1, 16), (2, 8), (3, 8), (2, 4), (4, 2), (4, 4)}
+    assert [(layout.replicas, layout.micro_batch) for layout in layouts if layout.recompute == ("all",)] == [(1, 8)]
 
 
 @pytest.mark.parametrize(
@@ -135,3 +137,10 @@ def test_large_made_up_images_are_shrunk() -> None:
     assert isinstance(recipe.data, Made)
     assert (recipe.data.side, recipe.data.name) == (32, "generated")
     assert told == ["image side 224 -> 32"]
+
+
+@pytest.mark.parametrize(("model", "side"), [("alexnet", 63), ("googlenet", 32), ("inception-v3", 299), ("timm:a", 32)])
+def test_images_are_not_shrunk_below_what_the_network_takes(model: str, side: int) -> None:
+    recipe, _ = shrink(make_recipe(f"model={model}", "data.side=320"))
+    assert isinstance(recipe.data, Made)
+    assert recipe.data.side == side

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from conftest import make_plan
 from paceline.data.loader import MicroBatch, open_loader
 from paceline.data.source import open_source
-from paceline.model.init import initialise
+from paceline.model.init import initialise, published
 from paceline.model.whole import Whole
 from paceline.plan import Plan
 from paceline.world import World
@@ -25,7 +25,7 @@ EXACT = ("on.precision=64.64",)
 
 def make_whole(plan: Plan) -> Whole:
     whole = Whole(plan, WORLD)
-    initialise(whole.module, plan.recipe.init, plan.recipe.seed)
+    initialise(whole.module, published(plan.recipe.init, plan.recipe.model), plan.recipe.seed)
     return whole
 
 

@@ -56,7 +56,6 @@ class PixelDense(HiddenDense):
         self.windows = Windows(side)
 
     def forward(self, x: Tensor) -> Tensor:
-        # Only where needed: on CUDA torch has no deterministic gradient of it.
         return super().forward(self.windows(x).flatten(1))
 
 

@@ -1,0 +1,57 @@
+"""Real networks of timm and torchvision, where both packages are installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import make_plan
+from paceline.errors import PlanError
+from paceline.model.weights import adopt
+from paceline.model.whole import Whole
+from paceline.train.prove import Trial, differences
+from paceline.world import join
+
+pytest.importorskip("timm")
+models = pytest.importorskip("torchvision.models")
+pytestmark = pytest.mark.accelerator
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["timm:resnet10t", "timm:efficientnet_lite0", "timm:convnext_atto", "torchvision:shufflenet_v2_x0_5",
+     "torchvision:mobilenet_v3_small", "torchvision:regnet_y_400mf"],
+)  # fmt: skip
+def test_an_outside_network_is_the_same_run_on_two_layouts(tmp_path: Path, model: str) -> None:
+    words = ["on.precision=64.64", f"model={model}", "data.side=64", "norm_batch=8", "optimiser.lr=0.0001"]
+    outcomes = []
+    for replicas, micro_batch in ((1, 16), (2, 4)):
+        folder = tmp_path / str(replicas)
+        folder.mkdir()
+        plan = make_plan(*words, f"on.replicas={replicas}", f"on.micro_batch={micro_batch}")
+        outcomes.append(Trial(folder, None, 2).finish(plan))
+    found = differences(*outcomes)
+    assert max(found.values()) <= 1e-12, found
+
+
+def test_published_names_that_do_not_exist_are_one_line() -> None:
+    with pytest.raises(PlanError, match="timm:no_such_network: timm cannot make it"):
+        Whole(make_plan("model=timm:no_such_network"), join(make_plan(), None))
+
+
+@pytest.mark.parametrize(
+    ("model", "peer"),
+    [("resnet18", "resnet18"), ("googlenet", "googlenet"), ("efficientnet-b0", "efficientnet_b0"),
+     ("mobilenet-v3-large", "mobilenet_v3_large"), ("vgg11-bn", "vgg11_bn")],
+)  # fmt: skip
+def test_a_torchvision_file_fits_the_network_of_that_name_with_a_new_head(
+    tmp_path: Path, model: str, peer: str
+) -> None:
+    torch.save(models.get_model(peer, weights=None).state_dict(), tmp_path / "peer.pth")
+    plan = make_plan(f"model={model}", "data.side=64")
+    whole = Whole(plan, join(plan, None))
+    adopted = adopt(whole.module, str(tmp_path / "peer.pth"), plan.facts)
+    heads = {"aux1.dense", "aux2.dense", "head.dense"} if model == "googlenet" else {"head.dense"}
+    assert {name.rpartition(".")[0] for name in adopted.anew} == heads
