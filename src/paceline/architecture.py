@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from paceline.spec import Settings
 
 Count = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
+
+
+def _as_names(value: object) -> object:
+    """One name alone means a list of it."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_as_names)]
 Activation = Literal["relu", "relu6", "silu", "hardswish"]
 
 

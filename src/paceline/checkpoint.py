@@ -34,7 +34,12 @@ def write(folder: Path, step: int, files: dict[str, bytes]) -> Path:
 
     A kill at any moment leaves either the whole checkpoint or a temporary folder that the next start removes.
     """
-    final = folder / name_of(step)
+    return write_at(folder / name_of(step), step, files)
+
+
+def write_at(final: Path, step: int, files: dict[str, bytes]) -> Path:
+    """The same into a folder of any name."""
+    folder = final.parent
     part = folder / f".{final.name}-{uuid.uuid4().hex[:8]}"
     try:
         part.mkdir(parents=True)

@@ -101,6 +101,20 @@ def validate(
     raise typer.Exit(verb.run(run, settings or [], checkpoint, every, data, json))
 
 
+@app.command(epilog="Example: paceline average runs/mine --last 5")
+def average(
+    run: RunFolder, settings: OnWords = None,
+    last: Annotated[int | None, typer.Option("--last", metavar="N", help="The mean of the last N checkpoints; all that are kept if left out.")] = None,
+    decay: Annotated[float | None, typer.Option("--decay", metavar="D", help="All that are kept in the order of time: V = D * V + (1 - D) * the next.")] = None,
+    recalibrate: Annotated[int | None, typer.Option("--recalibrate", metavar="IMAGES", help="Take running statistics from so many training images.")] = None,
+    data: Data = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Average a run's saved checkpoints into one network, and judge it beside the last."""
+    from paceline.command import average as verb
+
+    raise typer.Exit(verb.run(run, settings or [], last, decay, recalibrate, data, json))
+
+
 @app.command(epilog="Example: paceline plan cifar10/resnet20 on.replicas=2 on.micro_batch=64")
 def plan(
     recipe: RecipeWord = None, settings: Words = None, data: Data = None, on: On = None, replicas: Replicas = None,

@@ -71,7 +71,7 @@ class Duration:
         return {"type": "string", "pattern": f"^{_WRITTEN.pattern}$", "examples": ["5 epochs", "500 steps", "2%"]}
 
 
-def _refuse_clock(duration: Duration) -> Duration:
+def refuse_clock(duration: Duration) -> Duration:
     """What follows the clock would be another run on a slow machine."""
     if duration.unit == "seconds":
         raise ValueError(f"'{duration}' depends on the machine's speed; write epochs, steps, images or %")
@@ -84,7 +84,7 @@ def _refuse_nothing(duration: Duration) -> Duration:
     return duration
 
 
-Length = Annotated[Duration, AfterValidator(_refuse_clock)]
+Length = Annotated[Duration, AfterValidator(refuse_clock)]
 """An amount of training, without regard to the clock."""
 Interval = Annotated[Length, AfterValidator(_refuse_nothing)]
 """The same, more than nothing."""
@@ -110,6 +110,11 @@ class Rhythm:
     def due(self, step: int) -> bool:
         """Whether one of the marks was reached by step number `step` (1 is the first) and not before it."""
         return step > 0 and self._marks(step) > max(self._marks(step - 1), 0 if self.offset == 0 else -1)
+
+    @property
+    def first(self) -> int:
+        """The first step at which it is due."""
+        return -(-(self.offset or self.every) // self.step)
 
     def _marks(self, step: int) -> int:
         return (step * self.step - self.offset) // self.every

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from paceline.architecture import Count
-from paceline.duration import ClockInterval, Duration, Interval
+from paceline.architecture import Count, Names
+from paceline.duration import ClockInterval, Duration, Interval, refuse_clock
 from paceline.spec import Settings
 
 LAYOUT = {"kind": "layout"}
@@ -32,9 +33,19 @@ def _switch(value: object) -> object:
     raise ValueError(f"expected true, false or auto; found {value!r}")
 
 
-def _as_names(value: object) -> object:
-    """One name alone means a list of it."""
-    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+def _loss_scale(value: object) -> object:
+    if value in ("auto", "dynamic"):
+        return value
+    if isinstance(value, dict) and value:
+        return {str(refuse_clock(Duration.parse(when))): _power_of_two(scale) for when, scale in value.items()}
+    return _power_of_two(value)
+
+
+def _power_of_two(value: object) -> float:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and 2.0**-24 <= value <= 2.0**24
+    if not good or math.frexp(value)[0] != 0.5:  # type: ignore[arg-type]
+        raise ValueError(f"expected auto, dynamic or a power of two from 2^-24 to 2^24, such as 128; found {value!r}")
+    return float(value)  # type: ignore[arg-type]
 
 
 AutoCount = Annotated[
@@ -44,6 +55,13 @@ AutoCount = Annotated[
 ]
 AutoSwitch = Annotated[
     bool | Literal["auto"], PlainValidator(_switch), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "auto"}]})
+]
+
+
+LossScale = Annotated[
+    float | dict[str, float] | Literal["auto", "dynamic"],
+    PlainValidator(_loss_scale),
+    WithJsonSchema({"anyOf": [{"enum": ["auto", "dynamic"]}, {"type": "number"}, {"type": "object"}]}),
 ]
 
 
@@ -58,15 +76,23 @@ class Placement(Settings):
     micro_batch: Annotated[AutoCount, Field(json_schema_extra=LAYOUT)] = "auto"
     """Images in one forward pass of one replica; auto is the one that fits the memory and takes the least time."""
     precision: Annotated[
-        Literal["auto", "64.64", "32.32", "16.32"], BeforeValidator(_as_text), Field(json_schema_extra=ARITHMETIC)
+        Literal["auto", "64.64", "32.32", "tf32.32", "16.32", "16.16", "fp16.32", "fp16.16"],
+        BeforeValidator(_as_text),
+        Field(json_schema_extra=ARITHMETIC),
     ] = "auto"
-    """Bits of arithmetic and of weights: 32.32, 16.32 (bfloat16 over float32 weights) or 64.64; auto is 16.32 on cuda,
-    else 32.32."""
+    """Bits of arithmetic and of weights: 64.64, 32.32, tf32.32 (float32 rounded to TF32 in products), 16.32 and 16.16
+    (bfloat16), fp16.32 and fp16.16 (float16); auto is 16.32 on cuda, else 32.32."""
+    stochastic_rounding: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = True
+    """Round 16-bit weights up or down by chance, so that small steps are not lost; keyed, so the same everywhere."""
+    loss_scale: Annotated[LossScale, Field(json_schema_extra=ARITHMETIC)] = "auto"
+    """What the loss is multiplied by before the backward pass and gradients divided by after it: a power of two, or
+    dynamic (halved by a bad step, doubled after 2,000 good ones), or steps such as {0 epochs: 64, 30 epochs: 512}; auto
+    is dynamic with float16, else 1. A published scale S of a mean over a micro-batch m is S / m here."""
     compile: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = False
     """Let torch.compile fuse the network: slower to start."""
     deterministic: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = False
     """Only kernels that give the same bits each time, so that a resume on an accelerator is exact too."""
-    recompute: Annotated[tuple[str, ...], BeforeValidator(_as_names), Field(json_schema_extra=LAYOUT)] = ()
+    recompute: Annotated[Names, Field(json_schema_extra=LAYOUT)] = ()
     """Cut the network before these blocks (stage2 means each block of stage2, all means every block) and keep only what
     goes from piece to piece: the rest is computed again in the backward pass, for less memory and more time."""
     resident: Annotated[AutoSwitch, Field(json_schema_extra=LAYOUT)] = "auto"

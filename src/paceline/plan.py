@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import islice
 
 from paceline.architecture import Outside, Residual
 from paceline.duration import Duration, Rhythm
@@ -142,6 +143,16 @@ class Plan:
         """Images judged at a time by one replica: without a backward pass, four micro-batches fit."""
         return min(4 * self.micro_batch, 1024, self.facts.validation_images)
 
+    @cached_property
+    def averaged_steps(self) -> list[int]:
+        """The steps whose checkpoints the end of the run averages: the last few that `on.save` names, whatever else a
+        stop or a wish has saved."""
+        if self.recipe.average.last is None:
+            return []
+        saves = self.rhythm(self.placement.save)
+        named = (step for step in range(self.steps, 0, -1) if step == self.steps or saves.due(step))
+        return sorted(islice(named, self.recipe.average.last))
+
     def images_in(self, duration: Duration) -> Fraction:
         """How many images an amount of this run's training sees."""
         return duration.images(self.epoch_images, self.global_batch, self.steps)
@@ -175,6 +186,8 @@ def make_plan(
     plan = Plan(recipe, placement, data, facts, network)
     _check_blocks(plan)
     _check_layout(plan)
+    _check_mixing(plan)
+    _check_average(plan)
     return plan
 
 
@@ -213,14 +226,34 @@ def _check_recipe(recipe: Recipe, data: Data, network: NetworkFacts) -> None:
             "norm.proxy needs activations that follow their norms directly, as in VGG, GoogLeNet, Inception, "
             f"EfficientNet and MobileNet networks; {recipe.model.name} is none of them: write norm.proxy=false"
         )
-    n = recipe.norm_batch
-    if isinstance(recipe.norm, BatchNorm) and (n or recipe.global_batch) * network.last_side**2 < 2:
+    _check_pictures(recipe, facts, network)
+    n = _norm_batch(recipe, network)
+    if n is not None and n * network.last_side**2 < 2:
         raise PlanError("norm_batch 1 leaves the last norms one number for each channel; write a larger norm_batch")
-    if n is not None and isinstance(recipe.norm, BatchNorm) and recipe.global_batch % n:
+    if n is not None and recipe.global_batch % n:
         close = min(_divisors(recipe.global_batch), key=lambda d: (abs(d - n), d))
         raise PlanError(
             f"norm_batch {n} does not divide global_batch {recipe.global_batch}; the nearest that does is {close}"
         )
+
+
+def _check_pictures(recipe: Recipe, facts: Facts, network: NetworkFacts) -> None:
+    augment = recipe.augment
+    for key, given in (("augment.policy", augment.policy is not None), ("augment.colour", augment.colour.active)):
+        if given and facts.channels != 3:
+            raise PlanError(f"{key} is for images of three channels, and these have {facts.channels}; leave it out")
+    for when, side in augment.side.items():
+        if not network.smallest_side <= side <= facts.side:
+            raise PlanError(
+                f"augment.side from {when} on is {side}; {recipe.model.name} and these images allow "
+                f"{network.smallest_side} to {facts.side}"
+            )
+    least = min([facts.side, *augment.side.values()])
+    if augment.cutout > least:
+        raise PlanError(f"augment.cutout {augment.cutout} is larger than images of {least} pixels a side; write less")
+    # One norm group of one image, made smaller still, may end in one number for each channel.
+    if _norm_batch(recipe, network) == 1 and network.last_side * least // facts.side < 2 and least < facts.side:
+        raise PlanError(f"norm_batch 1 leaves images of {least} pixels a side too little; write a larger norm_batch")
 
 
 def _norm_batch(recipe: Recipe, network: NetworkFacts) -> int | None:
@@ -250,6 +283,8 @@ def _decide(
         raise PlanError(
             f"the launcher started {launch.count} processes, and on.replicas is {replicas}; make them equal"
         )
+    if (precision == "tf32.32" and device != "cuda") or (precision == "64.64" and device == "mps"):
+        raise PlanError(f"on.precision={precision} does not exist on {device}; write on.precision=32.32")
     if device == "cuda" and launch is None and 0 < machine.accelerators < replicas:
         raise PlanError(f"on.replicas={replicas}, and only {machine.accelerators} accelerators are visible")
     micro_batch = asked.micro_batch
@@ -268,15 +303,22 @@ def _decide(
             "replicas": replicas,
             "micro_batch": micro_batch,
             "resident": resident,
+            "loss_scale": _loss_scale(asked.loss_scale, precision),
             "loader_threads": min(16, share_of_cores) if asked.loader_threads == "auto" else asked.loader_threads,
             "cpu_threads": share_of_cores if asked.cpu_threads == "auto" else asked.cpu_threads,
         }
     )
 
 
+def _loss_scale(asked: float | dict[str, float] | str, precision: str) -> float | dict[str, float] | str:
+    if asked != "auto":
+        return asked
+    return "dynamic" if precision.startswith("fp16") else 1.0
+
+
 def _images_that_fit(device: str, precision: str, replicas: int, machine: Machine, network: NetworkFacts) -> int:
     """A simple memory rule: activations and as much again to work with, beside weights, gradients and momentum."""
-    width = {"64.64": 8, "32.32": 4, "16.32": 2}[precision]
+    width = {"64": 8, "32": 4, "tf32": 4}.get(precision.partition(".")[0], 2)
     # A plan for another machine's accelerators, with none here to look at, assumes 16 GiB each.
     accelerator = machine.accelerator_memory or 16 << 30
     memory = 0.8 * accelerator if device == "cuda" else 0.25 * machine.memory / replicas
@@ -311,6 +353,39 @@ def _check_layout(plan: Plan) -> None:
         f"norm_batch {n} spans {n // m} replicas of on.micro_batch {m}, which do not divide on.replicas {R}; "
         f"write on.replicas={n // m} or on.micro_batch={close}"
     )
+
+
+def _check_mixing(plan: Plan) -> None:
+    block, m = plan.recipe.mix.block, plan.micro_batch
+    if not plan.recipe.mix.active or m % block == 0:
+        return
+    able = [d for d in _divisors(plan.global_batch) if d > 1 and m % d == 0]
+    remedy = f"the nearest that does is mix.block={min(able, key=lambda d: abs(d - block))}" if able else ""
+    raise PlanError(
+        f"mix.block {block} does not divide on.micro_batch {m}, so that neighbours would be parted; "
+        f"{remedy or 'write a larger on.micro_batch'}"
+    )
+
+
+def _check_average(plan: Plan) -> None:
+    last, placement = plan.recipe.average.last, plan.placement
+    if last is None:
+        return
+    if placement.save.unit == "seconds":
+        raise PlanError(
+            f"average.last={last} would average what the clock saved; write on.save in epochs, steps, images or %"
+        )
+    if placement.keep_last < last:
+        raise PlanError(
+            f"average.last={last} needs more checkpoints than on.keep_last={placement.keep_last} keeps; "
+            f"write on.keep_last={last}"
+        )
+    if len(plan.averaged_steps) < last:
+        raise PlanError(
+            f"average.last={last}, and a run of {plan.steps} steps with on.save={placement.save} saves "
+            f"{len(plan.averaged_steps)} checkpoints after its start; write average.last={len(plan.averaged_steps)} "
+            "or save more often"
+        )
 
 
 def _divisors(number: int) -> list[int]:

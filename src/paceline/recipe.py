@@ -7,12 +7,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from paceline.architecture import Count, Model, Positive, Share
-from paceline.duration import Duration, Interval, Length, Rate
+from paceline.architecture import Count, Model, Names, Positive, Share
+from paceline.duration import Duration, Interval, Length
+from paceline.optimisation import Clip, Optimiser, Schedule, WeightDecay
+from paceline.pictures import Augment, Mix
 from paceline.spec import Settings
 
 Colour = tuple[float, ...]
 Spread = tuple[Positive, ...]
+Normalise = Literal["mean-std", "mean", "unit", "image"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,9 @@ class Shapes(Settings):
     """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
     std: Spread = (0.25, 0.25, 0.25)
     """Spread of each channel, which the pixels are divided by."""
+    normalise: Normalise = "mean-std"
+    """How pixels become numbers: less the mean and divided by the spread; less the mean only, on a scale of 0 to 255;
+    on a scale of -1 to 1; or each image by its own mean and spread (at least 1 / root of its numbers)."""
 
     @property
     def facts(self) -> Facts:
@@ -48,6 +54,9 @@ class Cifar(Settings):
     """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
     std: Spread = (0.2470, 0.2435, 0.2616)
     """Spread of each channel, which the pixels are divided by."""
+    normalise: Normalise = "mean-std"
+    """How pixels become numbers: less the mean and divided by the spread; less the mean only, on a scale of 0 to 255;
+    on a scale of -1 to 1; or each image by its own mean and spread (at least 1 / root of its numbers)."""
 
     @property
     def facts(self) -> Facts:
@@ -73,6 +82,9 @@ class Made(Settings):
     """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
     std: Spread = (0.229, 0.224, 0.225)
     """Spread of each channel, which the pixels are divided by."""
+    normalise: Normalise = "mean-std"
+    """How pixels become numbers: less the mean and divided by the spread; less the mean only, on a scale of 0 to 255;
+    on a scale of -1 to 1; or each image by its own mean and spread (at least 1 / root of its numbers)."""
 
     @property
     def facts(self) -> Facts:
@@ -137,119 +149,17 @@ class Init(Settings):
     torchvision:NAME; a head for another number of classes starts anew."""
 
 
-class Sgd(Settings):
-    """Plain gradient descent: w -= lr * (g + decay * w)."""
-
-    name: Literal["sgd"]
-    lr: Rate
-    """Peak learning rate: a number, or '2^-6 per image', or '0.1 per 256 images'."""
-
-
-class Momentum(Settings):
-    """Gradient descent with momentum: m = momentum * m + (g + decay * w); w -= lr * m."""
-
-    name: Literal["momentum"]
-    lr: Rate
-    """Peak learning rate: a number, or '2^-6 per image', or '0.1 per 256 images'."""
-    momentum: Share = 0.9
-    """Share of the last step's direction that is kept."""
-    nesterov: bool = False
-    """Look ahead by one momentum step (Nesterov)."""
-
-
-Optimiser = Sgd | Momentum
-
-
-class WeightDecay(Settings):
-    """Pull of the weights towards zero, added to the gradient, and what it leaves alone."""
-
-    rate: Annotated[float, Field(ge=0)] = 0.0
-    """Strength of the decay."""
-    skip_names: tuple[str, ...] = ()
-    """Leave out parameters with one of these words in their name, such as norm or bias."""
-    skip_dimensions: tuple[int, ...] = ()
-    """Leave out parameters with this many dimensions, such as 1 for every scale, shift and bias."""
-
-
-class Constant(Settings):
-    """The peak learning rate throughout, after warm-up."""
-
-    name: Literal["constant"]
-    warmup: Length = Duration.parse("0 steps")
-    """How long the learning rate climbs from zero; the schedule runs on underneath."""
-
-
-class Stepped(Settings):
-    """Multiplied by `factor` at each of the `drops`."""
-
-    name: Literal["stepped"]
-    drops: tuple[Length, ...]
-    """When the learning rate falls, such as [50%, 75%] or [80 epochs, 120 epochs]."""
-    factor: Annotated[float, Field(gt=0)] = 0.1
-    """What it is multiplied by at each drop."""
-    warmup: Length = Duration.parse("0 steps")
-    """How long the learning rate climbs from zero; the schedule runs on underneath."""
-
-
-class Cosine(Settings):
-    """Half a cosine from the peak to zero."""
-
-    name: Literal["cosine"]
-    warmup: Length = Duration.parse("0 steps")
-    """How long the learning rate climbs from zero."""
-    after_warmup: bool = False
-    """Start the cosine when warm-up ends instead of running it underneath (masked, as the older systems do)."""
-
-
-class Exponential(Settings):
-    """Multiplied by `factor` each time another `every` has passed."""
-
-    name: Literal["exponential"]
-    factor: Annotated[float, Field(gt=0)] = 0.97
-    """What the learning rate is multiplied by."""
-    every: Interval
-    """How long each value lasts, such as 2.4 epochs."""
-    warmup: Length = Duration.parse("0 steps")
-    """How long the learning rate climbs from zero; the schedule runs on underneath."""
-
-
-class Polynomial(Settings):
-    """From the peak to `end` as (1 - progress) ** power, starting when warm-up ends."""
-
-    name: Literal["polynomial"]
-    power: Annotated[float, Field(gt=0)] = 2.0
-    """Shape of the fall: 1 is a straight line."""
-    end: Annotated[float, Field(ge=0)] = 0.0
-    """The last learning rate, absolute."""
-    warmup: Length = Duration.parse("0 steps")
-    """How long the learning rate climbs from zero."""
-    first: Literal[0, 1] = 0
-    """What the schedule calls the first step: 0 (TensorFlow, whose first learning rate is then zero) or 1 (NVIDIA)."""
-    extra_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps added to the length of the fall: 1 in the MLPerf reference, which never quite reaches `end`."""
-
-
-Schedule = Constant | Stepped | Cosine | Exponential | Polynomial
-
-
 class Loss(Settings):
-    """Cross-entropy, summed over images."""
+    """What is minimised, summed over images."""
 
+    kind: Literal["cross-entropy", "binary"] = "cross-entropy"
+    """Cross-entropy over all classes, or the mean over classes of a binary cross-entropy for each."""
     label_smoothing: Share = 0.0
     """Share of each target that is spread over classes."""
     smooth_over: Literal["all", "others"] = "all"
     """Spread over all classes (epsilon / K, torch) or over the other ones (epsilon / (K - 1), TensorFlow)."""
-
-
-class Augment(Settings):
-    """What happens to a training image, by numbers keyed to its position in the endless list."""
-
-    pad: Annotated[int, Field(ge=0)] = 0
-    """Pixels added on each side before a random crop back to the image's size; 0 does not crop."""
-    fill: Literal["black", "mirror"] = "black"
-    """What the added pixels show."""
-    flip: bool = False
-    """Mirror half of the images."""
+    threshold: Share | None = None
+    """Binary only: targets above this become 1 and the others 0, so that mixed images have several classes."""
 
 
 class Evaluate(Settings):
@@ -259,6 +169,20 @@ class Evaluate(Settings):
     """How often."""
     offset: Length = Duration.parse("0 epochs")
     """How long before the rhythm starts: every 4 epochs with offset 3 epochs judges after epochs 3, 7, 11, ..."""
+
+
+class Average(Settings):
+    """Averages of weights and running statistics, which are judged in place of what was last trained."""
+
+    decay: Share | None = None
+    """Keep an exponential moving average, average = decay * average + (1 - decay) * weights, and judge that one; left
+    out, none."""
+    every: Interval = Duration.parse("1 step")
+    """How often it moves; the older systems' average of 0.97 per epoch is decay 0.97 every 1 epoch."""
+    start: Length = Duration.parse("0 epochs")
+    """How long before it begins, as a copy of the weights; until then the weights themselves are judged."""
+    last: Count | None = None
+    """At the end, average the last so many of the checkpoints that on.save names, and judge that one too."""
 
 
 class Recipe(Settings):
@@ -285,7 +209,7 @@ class Recipe(Settings):
     """The normalisation layers."""
     init: Init = Init()
     """How weights start."""
-    freeze: tuple[str, ...] = ()
+    freeze: Names = ()
     """Blocks that stand still, norm statistics included; stage1 means every block whose name begins with stage1/."""
     optimiser: Annotated[Optimiser, Field(discriminator="name")]
     """How gradients become steps."""
@@ -293,12 +217,18 @@ class Recipe(Settings):
     """What the learning rate of a block is multiplied by, such as {head: 10, stage1: 0.1}."""
     weight_decay: WeightDecay = WeightDecay()
     """Pull of the weights towards zero."""
+    clip: Clip = Clip()
+    """Bounds on the gradient, before it becomes a step."""
     schedule: Annotated[Schedule, Field(discriminator="name")]
     """The learning rate over the run."""
     loss: Loss = Loss()
     """What is minimised."""
     augment: Augment = Augment()
     """What happens to training images."""
+    mix: Mix = Mix()
+    """How training images are mixed with their neighbours."""
+    average: Average = Average()
+    """Averages of the weights."""
     evaluate: Evaluate = Evaluate()
     """When validation images are judged."""
     report: Interval = Duration.parse("0.1 epochs")

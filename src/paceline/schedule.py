@@ -1,11 +1,15 @@
-"""The learning rate as a pure function of the step."""
+"""The learning rate, the loss scale and the image side as pure functions of the step."""
 
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
+from paceline.duration import Duration
+from paceline.optimisation import Constant, Cosine, Exponential, Polynomial, Stepped
 from paceline.plan import Plan
-from paceline.recipe import Constant, Cosine, Exponential, Polynomial, Stepped
+
+Number = TypeVar("Number", int, float)
 
 
 def lr(plan: Plan, step: int) -> float:
@@ -15,6 +19,27 @@ def lr(plan: Plan, step: int) -> float:
         return _polynomial(schedule, peak, step + schedule.first, steps, warm)
     climb = step / warm if step < warm else 1.0
     return peak * _fall(plan, schedule, step, steps, warm) * climb
+
+
+def loss_scale(plan: Plan, step: int) -> float:
+    """What the loss of a step is multiplied by, where that is not left to the gradients."""
+    given = plan.placement.loss_scale
+    assert given not in ("auto", "dynamic")
+    if not isinstance(given, dict):
+        return float(given)
+    return _since(plan, given, step, 1.0)
+
+
+def side(plan: Plan, step: int) -> int:
+    """Pixels a side of the training images of a step."""
+    return _since(plan, plan.recipe.augment.side, step, plan.facts.side)
+
+
+def _since(plan: Plan, given: dict[str, Number], step: int, before: Number) -> Number:
+    """What was given for the latest time that has come, and `before` the first of them."""
+    begun = {plan.steps_in(Duration.parse(when)): value for when, value in given.items()}
+    due = [start for start in begun if start <= step]
+    return begun[max(due)] if due else before
 
 
 def _fall(plan: Plan, schedule: Constant | Stepped | Cosine | Exponential, step: int, steps: int, warm: int) -> float:

@@ -69,6 +69,14 @@ class World:
         self.spread([listed])
         return [int(number) for number in listed.tolist()]
 
+    def alike(self, number: Tensor) -> bool:
+        """Whether a number on the device is the same on every replica, which all learn."""
+        if self.replicas == 1:
+            return True
+        given = number.clone()
+        self.spread([given])
+        return float(self.sum((given != number).to(torch.float32))) == 0
+
     def neighbours(self, count: int) -> Circle | None:
         """The `count` neighbouring replicas that share norm groups with this one; every replica must ask."""
         if count == 1:

@@ -41,7 +41,8 @@ def test_crops_on_the_device_have_the_host_pixels() -> None:
     recipe = spec.build(Recipe, shipped.tree("recipes", "cifar10/resnet20"))
     pictures = keyed.words(1, np.arange(20 * 32 * 32 * 3, dtype=np.int64))[0].astype(np.uint8).reshape(20, 32, 32, 3)
     wide, numbers = augment.widen(pictures, recipe.augment), np.arange(19, -1, -1)
-    moves = augment.draw(recipe, np.arange(100, 120, dtype=np.int64))
+    positions = np.arange(100, 120, dtype=np.int64)
+    moves = augment.draw(recipe, positions, positions, positions * 0)
     on_host = augment.crop(wide, numbers, moves, np.arange(32))
     put = [torch.tensor(x, device="cuda") for x in (wide, numbers, moves, np.arange(32))]
     assert np.array_equal(on_host, augment.crop(*put).cpu().numpy())

@@ -15,7 +15,7 @@ from conftest import SMALL, Paceline, environment
 from paceline import __version__
 from paceline.record import latest, rows_of
 
-COMMANDS = ("train", "resume", "validate", "plan", "verify", "recipes", "models")
+COMMANDS = ("train", "resume", "validate", "average", "plan", "verify", "recipes", "models")
 
 
 def small(folder: Path) -> str:

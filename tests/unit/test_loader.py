@@ -17,8 +17,9 @@ from paceline.data import augment, loader
 from paceline.data.loader import Host, Loader, MicroBatch, Resident, Synthetic, ahead, open_loader
 from paceline.data.order import share, training_order
 from paceline.data.source import Source, Split, open_source
+from paceline.pictures import Augment
 from paceline.plan import Plan
-from paceline.recipe import Augment
+from paceline.recipe import Recipe
 
 CPU = torch.device("cpu")
 SIDE, TRAINING, VALIDATION = 8, 96, 37
@@ -52,7 +53,16 @@ def naive(plan: Plan, position: int) -> tuple[NDArray[np.uint8], int]:
     cut = wide[down : down + SIDE, right : right + SIDE]
     if settings.flip and int(words[2][0]) >= 2**31:
         cut = cut[:, ::-1]
+    if settings.alternate_flip:
+        begins = int(keyed.words(keyed.key(plan.recipe.seed, "alternate flip"), np.array([number]))[0][0]) >= 2**31
+        if begins == (position // plan.epoch_images % 2 == 0):
+            cut = cut[:, ::-1]
     return cut, int(SOURCE.training.labels[number])
+
+
+def moved(recipe: Recipe, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The moves of positions, where it does not matter which images stand there."""
+    return augment.draw(recipe, positions, positions, positions * 0)
 
 
 def pixels_of(batch: MicroBatch) -> NDArray[np.uint8]:
@@ -71,7 +81,15 @@ def take(source: Loader, start: int, count: int) -> list[list[MicroBatch]]:
 
 @pytest.mark.parametrize("kind", [Resident, Host])
 @pytest.mark.parametrize(
-    "words", [(), ("augment.pad=3", "augment.flip=false"), ("augment.pad=0",), ("augment.fill=mirror", "augment.pad=2")]
+    "words",
+    [
+        (),
+        ("augment.pad=3", "augment.flip=false"),
+        ("augment.pad=0",),
+        ("augment.fill=mirror", "augment.pad=2"),
+        ("augment.flip=false", "augment.alternate_flip=true"),
+        ("augment.flip=false", "augment.alternate_flip=true", "tail=drop", "data.images=90"),
+    ],
 )
 def test_training_images_are_what_slicing_each_by_itself_gives(kind: type[Host], words: tuple[str, ...]) -> None:
     plan = make_plan(*words, "seed=5", "on.micro_batch=8")
@@ -143,7 +161,7 @@ def test_validation_images_come_once_and_unchanged(kind: type[Host], replicas: i
 def test_crops_of_arrays_and_tensors_have_the_same_pixels() -> None:
     recipe = make_plan("augment.pad=4").recipe
     wide = augment.widen(SOURCE.training.pictures, recipe.augment)
-    numbers, moves = np.arange(40, 0, -1), augment.draw(recipe, np.arange(1000, 1040, dtype=np.int64))
+    numbers, moves = np.arange(40, 0, -1), moved(recipe, np.arange(1000, 1040, dtype=np.int64))
     host = augment.crop(wide, numbers, moves, np.arange(SIDE))
     device = augment.crop(*(torch.tensor(x) for x in (wide, numbers, moves, np.arange(SIDE))))
     assert np.array_equal(host, device.numpy())
@@ -151,7 +169,7 @@ def test_crops_of_arrays_and_tensors_have_the_same_pixels() -> None:
 
 def test_moves_reach_every_corner_evenly_and_mirror_half() -> None:
     recipe = make_plan("augment.pad=2", "augment.flip=true").recipe
-    down, right, mirrored = augment.draw(recipe, np.arange(20_000, dtype=np.int64))
+    down, right, mirrored = moved(recipe, np.arange(20_000, dtype=np.int64))
     counts = np.bincount(down * 5 + right, minlength=25)
     assert counts.min() > 20_000 / 25 * 0.8
     assert counts.max() < 20_000 / 25 * 1.2
@@ -162,11 +180,26 @@ def test_moves_reach_every_corner_evenly_and_mirror_half() -> None:
 def test_moves_depend_on_position_and_seed_alone() -> None:
     recipe = make_plan("augment.pad=4").recipe
     positions = np.array([7, 1, 2**40], np.int64)
-    moves = augment.draw(recipe, positions)
+    moves = moved(recipe, positions)
     for place, position in enumerate(positions):
-        assert np.array_equal(augment.draw(recipe, np.array([position]))[:, 0], moves[:, place])
-    other = augment.draw(recipe.model_copy(update={"seed": 1}), np.arange(100, dtype=np.int64))
-    assert not np.array_equal(other, augment.draw(recipe, np.arange(100, dtype=np.int64)))
+        assert np.array_equal(moved(recipe, np.array([position]))[:, 0], moves[:, place])
+    other = moved(recipe.model_copy(update={"seed": 1}), np.arange(100, dtype=np.int64))
+    assert not np.array_equal(other, moved(recipe, np.arange(100, dtype=np.int64)))
+
+
+@pytest.mark.parametrize("kind", [Resident, Host])
+def test_each_image_is_mirrored_in_every_other_epoch(kind: type[Host]) -> None:
+    plan = make_plan("augment={alternate_flip: true}", "on.micro_batch=16", "epochs=4")
+    order, kept = training_order(plan), SOURCE.training.pictures
+    seen: dict[int, list[bool]] = {number: [] for number in range(TRAINING)}
+    for step, (batch,) in enumerate(take(kind(plan, SOURCE, 0, CPU), 0, 4 * TRAINING // 16)):
+        numbers = order.images(share(plan, step, 0)[0])
+        for number, picture in zip(numbers.tolist(), pixels_of(batch), strict=True):
+            mirrored = bool(np.array_equal(picture, kept[number][:, ::-1]))
+            assert mirrored or np.array_equal(picture, kept[number])
+            seen[number].append(mirrored)
+    assert {tuple(times) for times in seen.values()} == {(True, False) * 2, (False, True) * 2}
+    assert 0.3 < np.mean([times[0] for times in seen.values()]) < 0.7
 
 
 def test_pictures_without_a_border_are_not_copied() -> None:
@@ -227,7 +260,7 @@ def test_a_fault_while_images_are_prepared_comes_through_the_loader(
 ) -> None:
     plan = make_plan()
     steps = kind(plan, SOURCE, 0, CPU).training(0)
-    monkeypatch.setattr(augment, "draw", lambda recipe, positions: 1 / 0)
+    monkeypatch.setattr(augment, "draw", lambda *given: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         next(steps)
 

@@ -2,48 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from conftest import make_recipe
-from paceline import keyed
-from paceline.optim.build import build_optimiser, decays
-from paceline.recipe import Recipe, WeightDecay
-
-GOOD = torch.zeros(())
-BAD = torch.ones(())
-SHAPES = {
-    "conv.weight": (3, 2, 2, 2),
-    "norm.weight": (4,),
-    "norm.bias": (4,),
-    "dense.weight": (2, 3),
-    "dense.bias": (2,),
-}
-
-
-def numbers(name: str, shape: tuple[int, ...]) -> Tensor:
-    count = int(torch.Size(shape).numel())
-    return torch.from_numpy(keyed.normals(keyed.key(0, name), count)).view(shape)
-
-
-def parameters() -> dict[str, nn.Parameter]:
-    return {name: nn.Parameter(numbers(name, shape)) for name, shape in SHAPES.items()}
-
-
-def steps(weights: dict[str, nn.Parameter], count: int) -> Iterator[dict[str, Tensor]]:
-    """Gradients of `count` steps, put in place as they are given."""
-    for step in range(count):
-        summed = {name: 7 * numbers(f"{name}/{step}", tuple(weight.shape)) for name, weight in weights.items()}
-        for name, weight in weights.items():
-            weight.grad = summed[name].clone()
-        yield summed
-
-
-def recipe_of(optimiser: str, *words: str) -> Recipe:
-    return make_recipe(f"optimiser={optimiser}", *words)
+from optim_cases import BAD, FEW, GOOD, parameters, plan_of, steps
+from paceline.optim.build import build_optimiser, decays, group
+from paceline.optimisation import WeightDecay
 
 
 @pytest.mark.parametrize("divisor", [1.0, 3.0, 48.0])
@@ -62,7 +27,7 @@ def test_every_step_is_its_formula(
     optimiser: str, momentum: float, nesterov: bool, decay: float, divisor: float
 ) -> None:
     weights = parameters()
-    ours = build_optimiser(weights.items(), recipe_of(optimiser, f"weight_decay.rate={decay}"))
+    ours = build_optimiser(weights.items(), plan_of(optimiser, f"weight_decay.rate={decay}"))
     expected = {name: weight.detach().clone() for name, weight in weights.items()}
     moved = {name: torch.zeros_like(weight) for name, weight in expected.items()}
     for summed, lr in zip(steps(weights, 6), (0.1, 0.2, 0.0, 0.05, 3.0, 0.1), strict=True):
@@ -81,13 +46,13 @@ def test_every_step_is_its_formula(
 
 
 def test_plain_descent_carries_nothing_from_step_to_step() -> None:
-    assert build_optimiser(parameters().items(), recipe_of("{name: sgd, lr: 1}")).tensors() == {}
+    assert build_optimiser(parameters().items(), plan_of("{name: sgd, lr: 1}")).tensors() == {}
 
 
 def test_a_rate_of_zero_moves_no_weight_but_gathers_momentum() -> None:
     weights = parameters()
     before = {name: weight.detach().clone() for name, weight in weights.items()}
-    ours = build_optimiser(weights.items(), recipe_of("{name: momentum, lr: 0}"))
+    ours = build_optimiser(weights.items(), plan_of("{name: momentum, lr: 0}"))
     for summed in steps(weights, 1):
         ours.step(0.0, torch.tensor(4.0), GOOD)
         assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
@@ -99,7 +64,7 @@ def test_a_rate_of_zero_moves_no_weight_but_gathers_momentum() -> None:
 def test_a_bad_step_leaves_weights_and_momentum_alone(optimiser: str) -> None:
     weights = parameters()
     ours = build_optimiser(
-        weights.items(), recipe_of(optimiser, "weight_decay.rate=0.1", "weight_decay.skip_names=[norm]")
+        weights.items(), plan_of(optimiser, "weight_decay.rate=0.1", "weight_decay.skip_names=[norm]")
     )
     for _ in steps(weights, 2):
         ours.step(0.1, torch.tensor(2.0), GOOD)
@@ -121,7 +86,7 @@ def test_a_bad_step_leaves_weights_and_momentum_alone(optimiser: str) -> None:
 @pytest.mark.parametrize(
     ("names", "dimensions", "decayed"),
     [
-        ("[]", "[]", set(SHAPES)),
+        ("[]", "[]", set(FEW)),
         ("[norm]", "[]", {"conv.weight", "dense.weight", "dense.bias"}),
         ("[bias]", "[]", {"conv.weight", "norm.weight", "dense.weight"}),
         ("[norm, bias]", "[]", {"conv.weight", "dense.weight"}),
@@ -133,16 +98,118 @@ def test_a_bad_step_leaves_weights_and_momentum_alone(optimiser: str) -> None:
 )
 def test_weight_decay_leaves_out_what_it_is_told_to(names: str, dimensions: str, decayed: set[str]) -> None:
     words = ("weight_decay.rate=0.25", f"weight_decay.skip_names={names}", f"weight_decay.skip_dimensions={dimensions}")
-    recipe = recipe_of("{name: sgd, lr: 1}", *words)
+    plan = plan_of("{name: sgd, lr: 1}", *words)
     weights = parameters()
     before = {name: weight.detach().clone() for name, weight in weights.items()}
     for weight in weights.values():
         weight.grad = torch.zeros_like(weight)
-    build_optimiser(weights.items(), recipe).step(1.0, torch.tensor(1.0), GOOD)
+    build_optimiser(weights.items(), plan).step(1.0, torch.tensor(1.0), GOOD)
     for name, weight in weights.items():
-        assert decays(recipe.weight_decay, name, weight) == (name in decayed)
+        assert decays(plan.recipe.weight_decay, name, weight) == (name in decayed)
         assert torch.allclose(weight, before[name] * (0.75 if name in decayed else 1), rtol=1e-12)
 
 
 def test_weight_decay_of_zero_pulls_at_nothing() -> None:
     assert not any(decays(WeightDecay(), name, weight) for name, weight in parameters().items())
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.8, True)])
+def test_a_block_s_learning_rate_is_multiplied_by_its_factor(momentum: float, nesterov: bool) -> None:
+    optimiser = f"{{name: momentum, lr: 1, momentum: {momentum}, nesterov: {str(nesterov).lower()}}}"
+    factors = {"conv": 0.1, "dense": 10.0, "norm": 1.0}
+    words = ("weight_decay={rate: 0.02, skip_names: [bias]}", "lr_factors={conv: 0.1, dense: 10}")
+    weights = parameters()
+    ours = build_optimiser(weights.items(), plan_of(optimiser, *words))
+    expected = {name: weight.detach().clone() for name, weight in weights.items()}
+    moved = {name: torch.zeros_like(weight) for name, weight in expected.items()}
+    for summed in steps(weights, 3):
+        ours.step(0.05, torch.tensor(4.0), GOOD)
+        for name, weight in expected.items():
+            gradient = summed[name] / 4 + (0 if "bias" in name else 0.02) * weight
+            moved[name] = momentum * moved[name] + gradient
+            direction = gradient + momentum * moved[name] if nesterov else moved[name]
+            expected[name] = weight - 0.05 * factors[name.partition(".")[0]] * direction
+            assert torch.allclose(weights[name], expected[name], rtol=1e-12, atol=1e-12)
+
+
+def test_parameters_are_grouped_by_decay_and_factor() -> None:
+    plan = plan_of("{name: sgd, lr: 1}", "weight_decay={rate: 0.5, skip_dimensions: [1]}", "lr_factors={dense: 2}")
+    found = {(part.decay, part.lr_factor): set(part.parameters) for part in group(plan, parameters())}
+    assert found == {
+        (0.5, 1.0): {"conv.weight"},
+        (0.0, 1.0): {"norm.weight", "norm.bias"},
+        (0.5, 2.0): {"dense.weight"},
+        (0.0, 2.0): {"dense.bias"},
+    }
+
+
+def test_a_factor_of_zero_keeps_a_block_where_it_is() -> None:
+    weights = parameters()
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    ours = build_optimiser(weights.items(), plan_of("{name: momentum, lr: 1}", "lr_factors.conv=0"))
+    for _ in steps(weights, 2):
+        ours.step(0.1, torch.tensor(1.0), GOOD)
+    assert [name for name, weight in weights.items() if torch.equal(weight, before[name])] == ["conv.weight"]
+
+
+def test_parameters_that_stand_still_are_left_alone() -> None:
+    weights = parameters()
+    weights["conv.weight"].requires_grad_(False)
+    before = weights["conv.weight"].clone()
+    ours = build_optimiser(weights.items(), plan_of("{name: momentum, lr: 1}", "weight_decay.rate=0.5"))
+    assert "conv.weight.momentum" not in ours.tensors()
+    for name, weight in weights.items():
+        weight.grad = None if name == "conv.weight" else torch.ones_like(weight)
+    ours.step(0.1, torch.tensor(1.0), GOOD)
+    assert torch.equal(weights["conv.weight"], before)
+
+
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [
+        (
+            "{all: 0.1, top: 2}",
+            {"stem": 0.1, "stage1/unit1": 0.1, "top": 2.0, "head": 0.1},
+        ),  # 'top' is as long as 'all'
+        ("{top: 2, all: 0.1}", {"stem": 0.1, "stage1/unit1": 0.1, "top": 2.0, "head": 0.1}),
+        ("{stage1: 0.5, stage1/unit1: 3, all: 7}", {"stem": 7.0, "stage1/unit1": 3.0, "stage2/unit1": 7.0}),
+        (
+            "{stage2/unit2: 3, stage2: 0.5}",
+            {"stage2/unit1": 0.5, "stage2/unit2": 3.0, "stage3/unit1": 1.0, "head": 1.0},
+        ),
+        ("{}", {"stem": 1.0, "head": 1.0}),
+    ],
+)
+def test_the_most_particular_name_decides_a_block_s_factor(factors: str, expected: dict[str, float]) -> None:
+    from conftest import make_plan as small_plan
+
+    plan = small_plan("model=efficientnet-cifar", f"lr_factors={factors}")
+    assert {block: plan.lr_factor(block) for block in expected} == expected
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_factor_multiplies_the_steps_of_a_whole_block_of_a_network() -> None:
+    from conftest import make_plan as small_plan
+    from paceline.data.loader import open_loader
+    from paceline.data.source import open_source
+    from paceline.train.loop import update
+    from paceline.train.state import begin, fresh
+    from paceline.train.wishes import Signals, Wishes
+    from paceline.world import World
+
+    world = World(torch.device("cpu"))
+    moved: list[dict[str, Tensor]] = []
+    for words in ((), ("lr_factors={head: 10, stage2: 0.25, stem: 0}",)):
+        plan = small_plan("weight_decay.rate=0.01", "on.precision=64.64", *words)
+        state = fresh(plan, world)
+        begin(state, plan)
+        before = {name: weight.detach().clone() for name, weight in state.network.module.named_parameters()}
+        share = next(open_loader(plan, open_source(plan, None), 0, world.device).training(0))
+        update(plan, world, state, share, Wishes(world, Signals(), None))
+        moved.append({name: p.detach() - before[name] for name, p in state.network.module.named_parameters()})
+    factors = {"head": 10.0, "stage2/unit1": 0.25, "stem": 0.0}
+    for name, by in moved[0].items():
+        factor = factors.get(name.partition(".")[0], 1.0)
+        assert by.any()
+        assert torch.allclose(moved[1][name], factor * by, rtol=1e-9, atol=1e-15)
+        assert bool(moved[1][name].any()) == (factor > 0)

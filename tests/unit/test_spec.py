@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 
 from conftest import SMALL, make_recipe
 from paceline import shipped, spec
+from paceline.architecture import Outside
 from paceline.errors import SpecError
+from paceline.optimisation import Constant, Sgd, Stepped
 from paceline.placement import Placement
-from paceline.recipe import Constant, Recipe, Sgd, Stepped
+from paceline.recipe import Recipe
 
 SECONDS = "depends on the machine's speed; write epochs, steps, images or %"
 LR = "expected a learning rate such as 0.1, '2^-6 per image' or '0.1 per 256 images', found "
@@ -37,7 +42,27 @@ def fault_of(text: str, *words: str, model: type[spec.Settings] = Recipe) -> str
     [
         ("report: 1 steps", "epoch: 3", "test.yaml:10: recipe has no 'epoch'; did you mean 'epochs'?"),
         ("schedule: constant", "schedule: {name: constant, warm: 1%}", "test.yaml:8: schedule: constant has no 'warm'"),
-        ("resnet8", "resnet9", "test.yaml:2: model: no model is named 'resnet9'; did you mean 'resnet8'?"),
+        ("resnet8", "resnt8", "test.yaml:2: model: no model is named 'resnt8'; did you mean 'resnet8'?"),
+        ("resnet8", "tim:a", "test.yaml:2: model: no model is named 'tim:a'; did you mean 'timm'?"),
+        ("resnet8", "timm", "test.yaml:2: model: outside needs 'network'"),
+        ("resnet8", "{name: timm:a, network: b}", "test.yaml:2: model: no model is named 'timm:a'; did you mean 'timm"),
+        (
+            "resnet8",
+            "{name: timm:resnet18, stem: 3x3}",
+            "test.yaml:2: model: outside has no 'stem'; there is auxiliary, name, network",
+        ),
+        ("resnet8", "{name: resnet8, network: resnet18}", "test.yaml:2: model: cifarresnet has no 'network'"),
+        ("report: 1 steps", "init:\n  from: 3", "test.yaml:11: init.from: expected text, found 3"),
+        ("report: 1 steps", "init: {from_: a}", "test.yaml:10: init: init has no 'from_'; did you mean 'from'?"),
+        ("report: 1 steps", "freeze: 3", "test.yaml:10: freeze: expected a list, such as [a, b], found 3"),
+        ("report: 1 steps", "freeze: [a, 3]", "test.yaml:10: freeze.1: expected text, found 3"),
+        ("report: 1 steps", "lr_factors: 3", "test.yaml:10: lr_factors: expected 'key: value' lines, found 3"),
+        (
+            "report: 1 steps",
+            "lr_factors:\n  head: 2\n  stem: fast",
+            "test.yaml:12: lr_factors.stem: expected a number, found 'fast'",
+        ),
+        ("side: 8", "side: 8, std: [1, 0, 1]", "test.yaml:3: data.std.1: input should be greater than 0, found 0"),
         ("name: momentum", "name: momentun", "test.yaml:7: optimiser: no optimiser is named 'momentun'; did you mean"),
         ("epochs: 1", "epochs: many", "test.yaml:6: epochs: expected a number, found 'many'"),
         ("global_batch: 16", "global_batch: 16.5", "test.yaml:4: global_batch: expected a whole number, found 16.5"),
@@ -71,7 +96,8 @@ def fault_of(text: str, *words: str, model: type[spec.Settings] = Recipe) -> str
             "weight_decay: {skip_names: norm}",
             "test.yaml:10: weight_decay.skip_names: expected a lis",
         ),
-        ("side: 8", "side: 8, mean: [0, 0]", "test.yaml:3: data.mean: expected "),
+        ("side: 8", "side: 8, mean: [0, red]", "test.yaml:3: data.mean.1: expected a number, found 'red'"),
+        ("side: 8", "side: 8, mean: 0.5", "test.yaml:3: data.mean: expected a list, such as [a, b], found 0.5"),
         ("model: resnet8", "model: null", "test.yaml:2: model: expected 'key: value' lines, found null"),
         ("model: resnet8", "? [a]\n: 3", "test.yaml:2: a key must be a plain word"),
         ("epochs: 1", "epochs: 1e999", "test.yaml:6: epochs: "),
@@ -100,8 +126,21 @@ def test_a_fault_on_a_page_says_the_line_and_what_to_write(old: str, new: str, s
         ("tail=dropp", "'tail=dropp': tail: expected flow or drop, found 'dropp'; did you mean 'drop'?"),
         (
             "init.conv=he",
-            "'init.conv=he': init.conv: expected he-fan-out or he-fan-in or truncated-fan-in or glorot-un",
+            "'init.conv=he': init.conv: expected published or he-fan-out or he-fan-in or he-mixed or truncated-fan-in "
+            "or glorot-uniform or uniform-fan-in or normal-0.1 or normal-0.01, found 'he'",
         ),
+        ("init.from=3", "'init.from=3': init.from: expected text, found 3"),
+        ("init.form=a", "'init.form=a': init: init has no 'form'; did you mean 'from'?"),
+        ("init.from_=a", "'init.from_=a': init: init has no 'from_'; did you mean 'from'?"),
+        ("model=timm", "'model=timm': model: outside needs 'network'"),
+        ("model=tim:a", "'model=tim:a': model: no model is named 'tim:a'; did you mean 'timm'?"),
+        ("model=resnet8:a", "'model=resnet8:a': model: no model is named 'resnet8:a'; did you mean 'resnet8'?"),
+        ("model.name=tim:b", "'model.name=tim:b': model: no model is named 'tim:b'; did you mean 'timm'?"),
+        (
+            "lr_factors.head=-1",
+            "'lr_factors.head=-1': lr_factors.head: input should be greater than or equal to 0, found -1",
+        ),
+        ("lr_factors=", "'lr_factors=': lr_factors: expected 'key: value' lines, found null"),
         ("epochs.x=3", "'epochs.x=3': 'epochs' is a single value and has no keys of its own"),
         ("epochs", "'epochs': expected key=value, such as epochs=20 or optimiser.lr=0.2"),
         ("=3", "'=3': expected key=value, such as epochs=20 or optimiser.lr=0.2"),
@@ -135,6 +174,8 @@ def test_a_fault_in_an_override_quotes_it(word: str, start: str) -> None:
         ("save=0 epochs", "'save=0 epochs': save: "),
         ("keep_every=5 seconds", "'keep_every=5 seconds': keep_every: "),
         ("timeout=0", "'timeout=0': timeout: input should be greater than 0, found 0"),
+        ("recompute=3", "'recompute=3': recompute: expected a list, such as [a, b], found 3"),
+        ("recompute=[stem, 3]", "'recompute=[stem, 3]': recompute.1: expected text, found 3"),
     ],
 )
 def test_a_fault_in_a_placement_quotes_the_override(word: str, start: str) -> None:
@@ -234,6 +275,138 @@ def test_an_override_reaches_into_a_kind_given_by_name_and_into_sections_not_wri
     assert str(recipe.schedule.warmup) == "2 steps"
     assert recipe.loss.label_smoothing == 0.1
     assert recipe.model.model_dump() == {"name": "resnet8", "shortcut": "projection"}
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("timm:a.b_1", ()),
+        ("'timm:a.b_1'", ()),
+        ("{name: timm:a.b_1}", ()),
+        ("{name: timm, network: a.b_1}", ()),
+        ("resnet8", ("model=timm:a.b_1",)),
+        ("resnet8", ("model.name=timm:a.b_1",)),
+        ("{name: resnet8, shortcut: pad}", ("model.name=timm:a.b_1",)),
+        ("{name: timm, network: c}", ("model.name=timm:a.b_1",)),
+        ("{name: torchvision, network: c}", ("model.name=timm:a.b_1",)),
+        ("timm:c", ("model.network=a.b_1",)),
+        ("timm:c", ("model={name: timm:a.b_1}",)),
+        ("resnet8", ("model=timm:c", "model.network=a.b_1")),
+        ("timm:c", ("model.network=d", "model.name=timm:a.b_1")),
+    ],
+)
+def test_a_network_of_another_package_is_one_word_or_two_keys(page: str, words: tuple[str, ...]) -> None:
+    recipe = make_recipe(*words, text=SMALL.replace("resnet8", page))
+    assert recipe.model == Outside(name="timm", network="a.b_1")
+
+
+def test_only_the_first_colon_parts_package_and_network() -> None:
+    assert make_recipe("model=timm:hf-hub:a/b").model == Outside(name="timm", network="hf-hub:a/b")
+
+
+def test_a_network_of_another_package_has_settings_of_its_own() -> None:
+    expected = Outside(name="torchvision", network="googlenet", auxiliary=0.5)
+    assert make_recipe("model={name: torchvision:googlenet, auxiliary: 0.5}").model == expected
+    assert make_recipe("model=torchvision:googlenet", "model.auxiliary=0.5").model == expected
+    page = SMALL.replace("resnet8", "{name: torchvision:googlenet, auxiliary: 0.5}")
+    assert make_recipe("model.name=resnet20", text=page).model == make_recipe("model=resnet20").model
+
+
+def test_no_text_but_a_package_s_name_is_cut_at_a_colon() -> None:
+    recipe = make_recipe("about=timm:a", "init.from=timm:a")
+    assert (recipe.about, recipe.init.from_) == ("timm:a", "timm:a")
+
+
+@pytest.mark.parametrize(
+    ("page", "words", "place"),
+    [
+        ("timm:a", (), "test.yaml:2"),
+        ("\n  name: timm:a", (), "test.yaml:3"),
+        ("\n  name: timm\n  network: a", (), "test.yaml:4"),
+        ("resnet8", ("model=timm:a",), "'model=timm:a'"),
+        ("resnet8", ("model.name=timm:a",), "'model.name=timm:a'"),
+        ("{name: timm, network: b}", ("model.name=timm:a",), "'model.name=timm:a'"),
+        ("{name: timm, network: b}", ("model.network=a",), "'model.network=a'"),
+        ("timm:b", ("model.network=a",), "'model.network=a'"),
+    ],
+)
+def test_a_dump_says_where_another_package_s_network_came_from(page: str, words: tuple[str, ...], place: str) -> None:
+    tree = spec.read(SMALL.replace("resnet8", page), "test.yaml")
+    for word in words:
+        spec.override(tree, word, Recipe)
+    dumped = spec.dump(spec.build(Recipe, tree), tree)
+    (line,) = [line for line in dumped.splitlines() if line.startswith("  network: a ")]
+    assert line.partition("# ")[2] == place
+
+
+@pytest.mark.parametrize(
+    "source", ["runs/a", "weights/b.pth", "timm:resnet18", "1e5", "null", "a: b", "~/c d.safetensors"]
+)
+def test_weights_from_elsewhere_are_written_with_the_key_from(source: str) -> None:
+    quoted = json.dumps(source)
+    recipe = make_recipe(text=SMALL + f"init: {{from: {quoted}}}\n")
+    assert recipe.init.from_ == source
+    assert make_recipe(f"init.from={quoted}") == recipe
+    dumped = spec.dump(recipe)
+    assert "\n  from: " in dumped
+    assert "from_" not in dumped
+    assert spec.build(Recipe, spec.read(dumped, "dump")) == recipe
+    assert spec.differences(make_recipe(), recipe) == [f"init.from: null -> '{source}'"]
+
+
+def test_a_dump_says_where_from_came_from() -> None:
+    tree = spec.read(SMALL + "init: {from: runs/a}\n", "test.yaml")
+    dumped = spec.dump(spec.build(Recipe, tree), tree)
+    assert re.search(r"^  from: runs/a +# test.yaml:11$", dumped, re.MULTILINE)
+    assert re.search(r"^  from: null +# default$", spec.dump(make_recipe(), spec.Tree()), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("lr_factors={}",),
+        ("lr_factors={head: 10, stage1: 0.1}",),
+        ("lr_factors.head=10", "lr_factors.stage1=0.1"),
+        ("freeze=[]",),
+        ("freeze=[stem, stage1/unit1]",),
+        ("model=timm:a",),
+        ("model=torchvision:a", "model.auxiliary=0"),
+        ("init.from=runs/a", "freeze=[stage1]", "lr_factors.stage1/unit1=0"),
+        ("model=inception-resnet-v2", "model.units=[5, 10, 5]"),
+        ("model=efficientnet-b0", "model.width=0.5"),
+        ("norm={name: group, proxy: true}",),
+        ("norm.momentum=0.01",),
+    ],
+)
+def test_a_dump_reads_back_as_the_same_recipe(words: tuple[str, ...]) -> None:
+    recipe = make_recipe(*words)
+    for places in (None, spec.Tree()):
+        assert spec.build(Recipe, spec.read(spec.dump(recipe, places), "dump")) == recipe
+
+
+def test_an_empty_section_is_written_as_one() -> None:
+    assert "\nlr_factors: {}\n" in spec.dump(make_recipe())
+    assert make_recipe(text=SMALL + "lr_factors: {}\n") == make_recipe()
+
+
+def test_factors_of_blocks_are_compared_one_by_one() -> None:
+    one, other = make_recipe(), make_recipe("lr_factors={head: 10, stage1: 0.1}")
+    assert set(spec.differences(one, other)) == {"lr_factors.head: null -> 10.0", "lr_factors.stage1: null -> 0.1"}
+    third = make_recipe("lr_factors={head: 10, stage1: 0.2}")
+    assert spec.differences(other, third) == ["lr_factors.stage1: 0.1 -> 0.2"]
+
+
+@pytest.mark.parametrize(
+    ("word", "blocks"),
+    [("recompute=all", ("all",)), ("recompute=[stage1, head]", ("stage1", "head")), ("recompute=[]", ())],
+)
+def test_blocks_to_compute_again_are_a_name_or_a_list(word: str, blocks: tuple[str, ...]) -> None:
+    tree = spec.Tree()
+    spec.override(tree, word, Placement)
+    placed = spec.build(Placement, tree)
+    assert placed.recompute == blocks
+    assert spec.build(Placement, spec.read(spec.dump(placed), "dump")) == placed
 
 
 def test_a_later_override_wins() -> None:

@@ -57,7 +57,7 @@ def judge(job: Job, run: Run, steps: list[int]) -> list[dict[str, Any]]:
     from paceline.data.loader import open_loader
     from paceline.data.source import open_source
     from paceline.sink.csv import Csv
-    from paceline.train.evaluate import evaluate
+    from paceline.train.evaluate import judge as judge_state
     from paceline.train.session import settle_torch
     from paceline.train.state import fresh, restore
     from paceline.world import join
@@ -81,7 +81,7 @@ def judge(job: Job, run: Run, steps: list[int]) -> list[dict[str, Any]]:
             continue
         restore(state, files, name)
         start = time.perf_counter()
-        found = evaluate(plan, world, state.network, loader)
+        found = judge_state(plan, world, state, loader)
         seconds = time.perf_counter() - start
         rate = found["images"] / seconds
         where = {"device": plan.placement.device, "precision": plan.placement.precision}

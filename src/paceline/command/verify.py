@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from paceline.command.job import Job, console, plan_job, read_recipe, read_words
 from paceline.data import index
 from paceline.errors import PlanError, SpecError
 from paceline.model import tables
+from paceline.pictures import Augment
 from paceline.placement import Placement
 from paceline.plan import fits
 from paceline.recipe import BatchNorm, Made, Recipe
@@ -47,7 +49,9 @@ def run(recipe: str | None, words: list[str], data: Path | None, steps: int, ful
         raise SpecError("verify chooses the placements itself; leave the on.* words out")
     settings, _ = read_recipe(name, words)
     found, folder = index.locate(settings.data, index.given_folder(data))
-    settings = settings.model_copy(update={"data": found})
+    # What the end of a run averages is on disk: the proof is of what is trained.
+    average = settings.average.model_copy(update={"last": None})
+    settings = settings.model_copy(update={"data": found, "average": average})
     _job(settings, Layout("whole", 1, settings.global_batch), "64.64")  # refuses what no layout could run
     settings, shrunk = (settings, []) if full else shrink(settings)
     layouts = choose_layouts(settings)
@@ -93,7 +97,14 @@ def shrink(recipe: Recipe) -> tuple[Recipe, list[str]]:
     if isinstance(recipe.data, Made) and recipe.data.side > small:
         changes["data"] = recipe.data.model_copy(update={"side": small, "name": "generated"})
         told.append(f"image side {recipe.data.side} -> {small}")
+        changes["augment"] = _shrunk(recipe.augment, small / recipe.data.side, tables.smallest_side(recipe.model))
     return recipe.model_copy(update=changes), told
+
+
+def _shrunk(augment: Augment, share: float, least: int) -> Augment:
+    """The same for what is given in pixels."""
+    sides = {when: max(least, math.ceil(side * share)) for when, side in augment.side.items()}
+    return augment.model_copy(update={"side": sides, "cutout": math.ceil(augment.cutout * share)})
 
 
 def choose_layouts(recipe: Recipe) -> list[Layout]:

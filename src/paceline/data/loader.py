@@ -87,8 +87,9 @@ class Resident:
             begin = start + chunk * steps
             parts = [part for step in range(begin, begin + steps) for part in share(plan, step, self._replica)]
             positions = np.concatenate(parts) if parts else np.empty(0, np.int64)
-            numbers = np.vstack([order.images(positions), augment.draw(plan.recipe, positions)])
-            return _pinned(numbers, self._device), [int(part[0]) for part in parts]
+            images = order.images(positions)
+            moves = augment.draw(plan.recipe, positions, images, order.epochs(positions))
+            return _pinned(np.vstack([images, moves]), self._device), [int(part[0]) for part in parts]
 
         with closing(ahead(_endless(prepare, 0))) as chunks:
             for numbers, firsts in chunks:
@@ -128,7 +129,8 @@ class Host:
 
         def prepare(positions: Positions, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor, int]:
             wide = augment.widen(split.take(numbers), recipe.augment)
-            images = augment.crop(wide, np.arange(len(wide)), augment.draw(recipe, positions), steps)
+            moves = augment.draw(recipe, positions, numbers, order.epochs(positions))
+            images = augment.crop(wide, np.arange(len(wide)), moves, steps)
             labels = split.labels_of(numbers)
             return _pinned(images, self._device), _pinned(labels, self._device), int(positions[0])
 

@@ -27,6 +27,10 @@ class Order:
             result[here] = self._permutation(epoch)[places[here]]
         return result
 
+    def epochs(self, positions: Positions) -> NDArray[np.int64]:
+        """The epoch that each position belongs to, counted from 0."""
+        return positions // self._length
+
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._known:
             for old in [e for e in self._known if e < epoch - 1]:

@@ -245,6 +245,24 @@ class Statistics:
             return None
         return self._pending[0] if len(self._pending) == 1 else self._pending.sum(0)
 
+    @property
+    def width(self) -> int:
+        """How many numbers a row has."""
+        return self._running.numel() if self.norms else 0
+
+    @torch.no_grad()
+    def put(self, values: Tensor) -> None:
+        """Make these the running statistics."""
+        if self.norms:
+            self._running.copy_(values)
+
+    @torch.no_grad()
+    def take_away(self) -> Tensor:
+        """What `collect` gives, in memory of its own, and the places are empty for the next step."""
+        sums = self._pending.sum(0)
+        self._pending.zero_()
+        return sums
+
     @torch.no_grad()
     def settle(self, sums: Tensor | None, groups: int, bad: Tensor) -> None:
         """Move towards the mean over all groups of the step, unless the step is bad."""

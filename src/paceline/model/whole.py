@@ -6,15 +6,20 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.data.loader import MicroBatch
+from paceline.data.mix import draw
 from paceline.model.build import build_network
 from paceline.model.chance import Chances
+from paceline.model.loss import make_loss
+from paceline.model.mixing import mix
 from paceline.model.network import recomputing
 from paceline.model.norm import Statistics
+from paceline.model.pixels import Pixels
 from paceline.plan import Plan
 from paceline.world import World
 
@@ -32,6 +37,9 @@ class Whole:
         self.dtype = torch.float64 if plan.placement.precision == "64.64" else torch.float32
         module = build_network(plan.recipe, plan.facts)
         self.module = module.to(world.device, self.dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.half = torch.float16 if plan.placement.precision.startswith("fp16") else torch.bfloat16
+        if plan.placement.precision.endswith("16.16"):
+            self._narrow()
         self.module.freeze(plan.frozen)
         self.statistics = Statistics(self.module, plan.rounds, plan.norm_groups)
         self.chances = Chances(self.module, plan.recipe.seed, self.dtype)
@@ -45,15 +53,13 @@ class Whole:
         forward = recomputing(self.module.cut(plan.recomputed)) if plan.recomputed else self.module
         self._forward: Callable[[Tensor], Any] = torch.compile(forward) if plan.placement.compile else forward
         self._auxiliary: float = getattr(plan.recipe.model, "auxiliary", 0.0)
-        colour = torch.tensor([plan.data.mean, plan.data.std], dtype=torch.float64) * 255
-        self._mean, self._spread = (row.view(-1, 1, 1).to(world.device, self.dtype) for row in colour)
+        self._pixels = Pixels(plan, world.device, self.dtype)
         self._places = torch.arange(plan.micro_batch, device=world.device)
-        smoothing, classes = plan.recipe.loss.label_smoothing, plan.facts.classes
-        # Spread over the other classes only, epsilon is what torch calls epsilon * K / (K - 1).
-        self._smoothing = smoothing if plan.recipe.loss.smooth_over == "all" else smoothing * classes / (classes - 1)
+        self._loss = make_loss(plan.recipe.loss, plan.facts.classes)
 
-    def learn(self, share: list[MicroBatch]) -> Tensor:
-        """Forward and backward over this replica's micro-batches: summed gradients gather; the tally comes back."""
+    def learn(self, share: list[MicroBatch], scale: Tensor | None = None) -> Tensor:
+        """Forward and backward over this replica's micro-batches: summed gradients, times the loss scale, gather; the
+        tally comes back."""
         losses: list[Tensor] = []
         hits: list[Tensor] = []
         if not self.module.training:
@@ -61,16 +67,27 @@ class Whole:
         for number, batch in enumerate(share):
             self.statistics.turn(number)
             self.chances.draw(batch.first + self._places)
-            scores, *auxiliary = self._scores(batch)
-            loss = self._loss(scores, batch.labels)
+            images, labels, weights = self._mixed(batch)
+            scores, *auxiliary = self._scores(images)
+            loss = self._loss(scores, labels, weights)
             for other in auxiliary:
-                loss = loss + self._auxiliary * self._loss(other, batch.labels)
-            loss.backward()
+                loss = loss + self._auxiliary * self._loss(other, labels, weights)
+            (loss if scale is None else loss * scale).backward()
             losses.append(loss.detach())
             hits.append((scores.detach().argmax(1) == batch.labels).sum(dtype=self.dtype))
         if not share:
             return torch.zeros(len(TALLY), dtype=self.dtype, device=self.device)
         return torch.stack([sum(losses[1:], losses[0]), sum(hits[1:], hits[0])])
+
+    @torch.no_grad()
+    def look(self, share: list[MicroBatch]) -> None:
+        """The same forward passes for nothing but the statistics of their norm groups."""
+        if not self.module.training:
+            self.module.train()
+        for number, batch in enumerate(share):
+            self.statistics.turn(number)
+            self.chances.draw(batch.first + self._places)
+            self._scores(self._mixed(batch)[0])
 
     def share(self, world: World, tally: Tensor, wishes: Tensor | None) -> tuple[Tensor | None, Tensor, Tensor | None]:
         """Add up gradients, norm sums, tally and wishes over the replicas in one exchange."""
@@ -91,6 +108,12 @@ class Whole:
         torch._foreach_copy_(gradients, shaped)
         return sums, tally, wishes
 
+    def fingerprint(self) -> Tensor:
+        """A whole number that another bit in any weight would most likely change."""
+        whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+        sums = [p.detach().view(whole[p.itemsize]).sum(dtype=torch.int64) for p in self.parameters]
+        return torch.stack(sums).sum()
+
     def bad(self) -> Tensor:
         """1 where some gradient is not a finite number, else 0, on the device."""
         found = torch.zeros((), device=self.device)
@@ -104,7 +127,7 @@ class Whole:
         """Loss, top-1 and top-5 hits and number of the real images of a batch, summed in float64 where there is one."""
         if self.module.training:
             self.module.eval()
-        (scores,) = self._scores(batch)
+        (scores,) = self._scores(self._pixels.plain(batch.images))
         real = torch.arange(len(scores), device=self.device) < batch.count
         losses = F.cross_entropy(scores, batch.labels, reduction="none")
         best = scores.topk(min(5, scores.shape[1]), dim=1).indices == batch.labels[:, None]
@@ -113,18 +136,34 @@ class Whole:
         )
         return torch.where(real, rows, 0).to(exact(self.device)).sum(1)
 
-    def _loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(scores, labels, reduction="sum", label_smoothing=self._smoothing)
+    def _narrow(self) -> None:
+        """Hold the weights of convolutions and dense layers in 16 bits; their gradients still gather in 32."""
+        for part in self.module.modules():
+            if isinstance(part, nn.Conv2d | nn.Linear):
+                part.to(self.half)
+                for parameter in part.parameters():
+                    parameter.grad_dtype = self.dtype
 
-    def _scores(self, batch: MicroBatch) -> list[Tensor]:
-        """One row of class scores for each image, from the last head first; pixels are normalised on the device."""
-        images = (batch.images.to(self.dtype) - self._mean) / self._spread
+    def _mixed(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Images as the recipe changes and mixes them, their labels, and the weights of the labels where there are
+        several."""
+        images, recipe = self._pixels.changed(batch.images, batch.first), self.plan.recipe
+        if not recipe.mix.active:
+            return images, batch.labels, None
+        positions = np.arange(batch.first, batch.first + len(images), dtype=np.int64)
+        drawn = torch.from_numpy(draw(recipe, positions, images.shape[2]))
+        drawn = drawn.pin_memory() if self.device.type == "cuda" else drawn
+        return mix(images, batch.labels, drawn.to(self.device, self.dtype, non_blocking=True), recipe.mix.block)
+
+    def _scores(self, images: Tensor) -> list[Tensor]:
+        """One row of class scores for each image, from the last head first."""
         with self._arithmetic():
             made = self._forward(images)
         return [scores.to(self.dtype) for scores in ((made,) if isinstance(made, Tensor) else made)]
 
     def _arithmetic(self) -> AbstractContextManager[object]:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.plan.placement.precision == "16.32")
+        narrow = self.plan.placement.precision.removeprefix("fp").startswith("16")
+        return torch.autocast(self.device.type, self.half, enabled=narrow)
 
 
 def exact(device: torch.device) -> torch.dtype:

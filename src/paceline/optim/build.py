@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
-from paceline.optim.descent import Descent, Group
+from paceline import keyed
+from paceline.optim.adam import AdamRule
+from paceline.optim.clip import Clipping
+from paceline.optim.descent import Descent, DescentRule
+from paceline.optim.lars import LarcRule, LarsRule
+from paceline.optim.muon import MuonRule
+from paceline.optim.rmsprop import RmsPropRule
+from paceline.optim.rule import Part, Rule, Ruled
+from paceline.optim.slab import Group
+from paceline.optimisation import AdamW, Clip, Lamb, Larc, Lars, Momentum, Muon, RmsProp, Sgd, WeightDecay
 from paceline.plan import Plan
-from paceline.recipe import Momentum, Sgd, WeightDecay
 
 
 class Optimiser(Protocol):
     """What the step needs of an optimiser."""
 
-    def step(self, lr: float, divisor: Tensor, bad: Tensor) -> None:
-        """Move the weights by gradients / divisor, unless the step is bad, and let the gradients go."""
+    def step(self, lr: float, divisor: Tensor, bad: Tensor, step: int = 0, /) -> None:
+        """Move the weights by gradients / divisor, unless the step is bad, and let the gradients go; `step` is its
+        number, by which chances are keyed."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
@@ -26,25 +37,81 @@ class Optimiser(Protocol):
 
 def build_optimiser(parameters: Iterable[tuple[str, nn.Parameter]], plan: Plan) -> Optimiser:
     """The optimiser of a recipe for the named parameters of a network that train."""
-    groups = group(plan, {name: p for name, p in parameters if p.requires_grad})
-    match plan.recipe.optimiser:
-        case Sgd():
-            return Descent(groups, momentum=0.0, nesterov=False)
-        case Momentum(momentum=momentum, nesterov=nesterov):
-            return Descent(groups, momentum, nesterov)
+    named = {name: p for name, p in parameters if p.requires_grad}
+    groups, settings, bounds = group(plan, named), plan.recipe.optimiser, plan.recipe.clip
+    if isinstance(settings, Sgd | Momentum) and bounds == Clip() and all(p.dtype.itemsize >= 4 for p in named.values()):
+        rule = _descent(settings)
+        return Descent(groups, rule.momentum, rule.nesterov)
+    parts = [Part(some, rule, rounding(plan, some)) for some, rule in ruled(plan, groups) if some.parameters]
+    return Ruled(parts, Clipping(bounds, [part.slab for part in parts], head(plan, named)))
+
+
+def rounding(plan: Plan, group: Group) -> int | None:
+    """The key by which a group's 16-bit weights are rounded by chance; None where they are not."""
+    name, first = next(iter(group.parameters.items()))
+    if first.dtype.itemsize >= 4 or not plan.placement.stochastic_rounding:
+        return None
+    return keyed.key(plan.recipe.seed, "rounding", name)
+
+
+def ruled(plan: Plan, groups: list[Group]) -> Iterator[tuple[Group, Rule]]:
+    """Every group with the rule that moves it; where a rule leaves parameters out, they are a group of their own."""
+    settings = plan.recipe.optimiser
+    for whole in groups:
+        match settings:
+            case Sgd() | Momentum():
+                yield whole, _descent(settings)
+            case RmsProp():
+                yield whole, RmsPropRule(settings)
+            case Lars():
+                skipped, scaled = whole.split(lambda name, p: _skips(settings, name, p))
+                yield scaled, LarsRule(settings, skipped=False)
+                yield skipped, LarsRule(settings, skipped=True)
+            case Larc():
+                yield whole, LarcRule(settings)
+            case AdamW():
+                yield whole, AdamRule(settings.betas, settings.epsilon)
+            case Lamb():
+                yield whole, AdamRule(settings.betas, settings.epsilon, lamb=True)
+            case Muon():
+                matrices, rest = whole.split(lambda name, p: p.dim() > 1 and not _named(settings.skip_names, name))
+                yield matrices, MuonRule(settings)
+                # The schedule has multiplied the peak: what it multiplied it by, times the rest's own rate.
+                share = settings.adamw_lr / plan.peak_lr if plan.peak_lr else 0.0
+                yield replace(rest, lr_factor=rest.lr_factor * share), AdamRule((0.9, 0.999), 1e-8)
 
 
 def group(plan: Plan, named: dict[str, nn.Parameter]) -> list[Group]:
-    """Parameters by how weight decay pulls at them and what their learning rate is multiplied by."""
+    """Parameters by how weight decay pulls at them, what their learning rate is multiplied by, and type."""
     decay = plan.recipe.weight_decay
-    found: dict[tuple[float, float], dict[str, nn.Parameter]] = {}
+    found: dict[tuple[float, float, torch.dtype], dict[str, nn.Parameter]] = {}
     for name, parameter in named.items():
         rate = decay.rate if decays(decay, name, parameter) else 0.0
-        found.setdefault((rate, plan.lr_factor(name.partition(".")[0])), {})[name] = parameter
-    return [Group(rate, factor, members) for (rate, factor), members in found.items()]
+        factor = plan.lr_factor(name.partition(".")[0])
+        found.setdefault((rate, factor, parameter.dtype), {})[name] = parameter
+    return [Group(rate, factor, members) for (rate, factor, _), members in found.items()]
 
 
 def decays(decay: WeightDecay, name: str, parameter: Tensor) -> bool:
     """Whether weight decay pulls at this parameter."""
-    skipped = any(word in name for word in decay.skip_names) or parameter.dim() in decay.skip_dimensions
-    return decay.rate > 0 and not skipped
+    return decay.rate > 0 and not _skips(decay, name, parameter)
+
+
+def head(plan: Plan, named: dict[str, nn.Parameter]) -> set[str]:
+    """The weights that decide between classes: the last matrix of the last block, where it trains here."""
+    last = plan.network.blocks[-1:]
+    return set([name for name, p in named.items() if p.dim() == 2 and name.partition(".")[0] in last][-1:])
+
+
+def _descent(settings: Sgd | Momentum) -> DescentRule:
+    if isinstance(settings, Sgd):
+        return DescentRule(momentum=0.0, nesterov=False)
+    return DescentRule(settings.momentum, settings.nesterov)
+
+
+def _skips(settings: WeightDecay | Lars, name: str, parameter: Tensor) -> bool:
+    return _named(settings.skip_names, name) or parameter.dim() in settings.skip_dimensions
+
+
+def _named(words: tuple[str, ...], name: str) -> bool:
+    return any(word in name for word in words)

@@ -1,21 +1,15 @@
-"""Gradient descent with or without momentum, by torch's fused kernel."""
+"""Gradient descent with or without momentum: by torch's fused kernel, or as a rule where gradients are clipped."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.sgd import sgd
 
-
-@dataclass(frozen=True)
-class Group:
-    """Parameters that are treated alike."""
-
-    decay: float
-    lr_factor: float
-    parameters: dict[str, nn.Parameter]
+from paceline.optim.rule import Moment
+from paceline.optim.slab import Group
 
 
 class Descent:
@@ -34,12 +28,13 @@ class Descent:
             self._buffers = {name: torch.zeros_like(p) for name, p in named.items()}
 
     @torch.no_grad()
-    def step(self, lr: float, divisor: Tensor, bad: Tensor) -> None:
+    def step(self, lr: float, divisor: Tensor, bad: Tensor, _step: int = 0) -> None:
         """Move the weights by gradients / divisor, unless the step is bad, and let the gradients go."""
         for group in self._groups:
             parameters: list[Tensor] = list(group.parameters.values())
             buffers = [self._buffers.get(name) for name in group.parameters]
-            gradients = [p.grad for p in parameters if p.grad is not None]
+            # A parameter without a gradient took no part, which other replicas would call a gradient of zero.
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
             sgd(
                 parameters, gradients, buffers, fused=True, foreach=False, grad_scale=divisor, found_inf=bad,
                 weight_decay=group.decay, momentum=self._momentum, lr=lr * group.lr_factor, dampening=0.0,
@@ -51,3 +46,28 @@ class Descent:
     def tensors(self) -> dict[str, Tensor]:
         """Everything it carries from step to step, by name."""
         return {f"{name}.momentum": buffer for name, buffer in self._buffers.items()}
+
+
+@dataclass(frozen=True)
+class DescentRule:
+    """The same formula for the rows of a slab."""
+
+    momentum: float
+    nesterov: bool
+    counts = False
+
+    @property
+    def starts(self) -> dict[str, float]:
+        return {"momentum": 0.0} if self.momentum else {}
+
+    def move(self, now: Moment) -> tuple[Tensor, dict[str, Tensor]]:
+        return descend(now, now.decayed, self.momentum, self.nesterov)
+
+
+def descend(now: Moment, gradient: Tensor, momentum: float, nesterov: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    """A step with momentum, if any, along a gradient; the learning rate stays outside the momentum."""
+    if "momentum" not in now.state:
+        return now.weights.sub(gradient, alpha=now.lr), {}
+    kept = gradient.add(now.state["momentum"], alpha=momentum)
+    direction = gradient.add(kept, alpha=momentum) if nesterov else kept
+    return now.weights.sub(direction, alpha=now.lr), {"momentum": kept}

@@ -57,8 +57,9 @@ class Terminal(Sink):
             )
 
     def validation(self, row: Row) -> None:
+        what = "validation of the average" if row.get("averaged") else "validation"
         self._progress.console.print(
-            f"epoch {row['epoch']:6.2f}  validation: top-1 [bold]{row['top1']:.2%}[/bold]  top-5 {row['top5']:.2%}  "
+            f"epoch {row['epoch']:6.2f}  {what}: top-1 [bold]{row['top1']:.2%}[/bold]  top-5 {row['top5']:.2%}  "
             f"loss {row['loss']:.4f}  ({row['images']:,} images in {row['seconds']:.1f} s)",
             soft_wrap=True,
             highlight=False,

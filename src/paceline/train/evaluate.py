@@ -7,7 +7,18 @@ import torch
 from paceline.data.loader import Loader
 from paceline.model.whole import JUDGEMENT, Whole, exact
 from paceline.plan import Plan
+from paceline.train.state import State
 from paceline.world import World
+
+
+def judge(plan: Plan, world: World, state: State, loader: Loader) -> dict[str, float | int]:
+    """Accuracy of what a run has made so far: its averaged weights where there is an average, else its weights."""
+    if state.average is None:
+        return evaluate(plan, world, state.network, loader)
+    if not state.average.begun(state.step):
+        return evaluate(plan, world, state.network, loader) | {"averaged": False}
+    with state.average.shown():
+        return evaluate(plan, world, state.network, loader) | {"averaged": True}
 
 
 def evaluate(plan: Plan, world: World, network: Whole, loader: Loader) -> dict[str, float | int]:

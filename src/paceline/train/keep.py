@@ -19,9 +19,9 @@ def save(plan: Plan, run: Run, state: State) -> None:
 
 
 def to_keep(plan: Plan, saved: list[int], rows: list[Row]) -> set[int]:
-    """The newest few, the best judged one, and one of each stretch that `keep_every` names."""
+    """The newest few, those the end averages, the best judged one, and one of each stretch that `keep_every` names."""
     placement = plan.placement
-    keep = set(saved[-placement.keep_last :])
+    keep = set(saved[-placement.keep_last :]) | (set(plan.averaged_steps) & set(saved))
     best = best_step(rows, saved)
     if placement.keep_best and best is not None:
         keep.add(best)

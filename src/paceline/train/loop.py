@@ -10,9 +10,9 @@ from paceline.plan import Plan
 from paceline.record import Run
 from paceline.sink import Sink
 from paceline.train.clock import Clock
-from paceline.train.evaluate import evaluate
+from paceline.train.evaluate import judge
 from paceline.train.keep import save
-from paceline.train.state import State
+from paceline.train.state import State, compare_replicas
 from paceline.train.wishes import Wishes
 from paceline.world import World
 
@@ -35,10 +35,11 @@ def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink
             last = state.step == plan.steps
             if last or reports.due(state.step):
                 # Apart from validating and saving, reading the sums is the only wait for the device.
+                compare_replicas(world, state)
                 sink.report(run.write("report", **clock.report(state)))
             if last or judgements.due(state.step):
                 with clock.pause():
-                    row = evaluate(plan, world, state.network, loader)
+                    row = judge(plan, world, state, loader)
                 sink.validation(run.write("validation", **clock.validation(state.step, row)))
             if last or (saves and saves.due(state.step)) or wishes.save or wishes.stop:
                 with clock.pause():
@@ -49,13 +50,18 @@ def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink
 def update(plan: Plan, world: World, state: State, share: list[MicroBatch], wishes: Wishes) -> None:
     """One optimiser step over this replica's share of the global batch."""
     network = state.network
-    tally = network.learn(share)  # forward and backward, leaving summed gradients
+    scale = state.scale.now(state.step)
+    tally = network.learn(share, scale)  # forward and backward, leaving summed gradients
     sums, tally, heard = network.share(world, tally, wishes.ask(tally.dtype))  # added up over the replicas
     bad = network.bad()  # decided on the device: a step that is not finite changes nothing
-    state.optimiser.step(schedule.lr(plan, state.step), network.divisor, bad)
+    divisor = network.divisor if scale is None else network.divisor * scale
+    state.optimiser.step(schedule.lr(plan, state.step), divisor, bad, state.step)
+    state.scale.heed(bad)
     network.statistics.settle(sums, plan.norm_total, bad)
     state.last.copy_(tally)
     state.tally += state.last
     state.bad_steps += bad
     wishes.hear(heard)
     state.step += 1
+    if state.average:
+        state.average.move(state.step, bad)

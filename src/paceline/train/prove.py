@@ -35,7 +35,7 @@ PATIENCE = 1800.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial leaves: the loss of each step, and every tensor of the network and the optimiser."""
+    """What a trial leaves: the loss of each step, and every tensor of the network, the optimiser and the average."""
 
     losses: list[float]
     tensors: dict[str, Tensor]
@@ -112,7 +112,9 @@ def _run(plan: Plan, launch: Launch, folder: Path, data: Path | None, steps: int
             save(plan, run, state)
     shares.close()
     if world.first:
+        average = state.average.tensors() if state.average else {}
         tensors = {**state.network.module.state_dict(), **state.optimiser.tensors()}
+        tensors |= {f"average.{name}": tensor for name, tensor in average.items()}
         save_file(
             {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
             folder / "end.safetensors",
@@ -128,18 +130,16 @@ def _write_whole(path: Path, losses: dict[str, Any]) -> None:
 
 NEGLIGIBLE = 1e-13
 """A tensor with no number above this share of the largest of its kind is nothing but rounding, and is measured against
-that largest: the bias of a convolution before a norm is one, whose gradient is zero, or the mean of what has none."""
+that largest: the bias of a convolution before a norm is one, whose gradient is zero."""
 
 
-def difference(a: Tensor, b: Tensor, largest: float = 0.0) -> float:
-    """The largest |a - b| over the largest |a|, or over the `largest` of their kind where |a| is negligible."""
+def difference(a: Tensor, b: Tensor, beside: float = 0.0) -> float:
+    """The largest |a - b| over the largest |a|, or over what they stand `beside` where that is more."""
     if not (a.isfinite().all() and b.isfinite().all()):
         return math.inf  # what is not a number agrees with nothing
     if torch.equal(a, b):
         return 0.0
-    own = float(a.double().abs().max())
-    scale = own if own > NEGLIGIBLE * largest else largest
-    return float((a.double() - b.double()).abs().max()) / max(scale, 1e-300)
+    return float((a.double() - b.double()).abs().max()) / max(_size(a), beside, 1e-300)
 
 
 def differences(one: Outcome, other: Outcome) -> dict[str, float]:
@@ -148,12 +148,20 @@ def differences(one: Outcome, other: Outcome) -> dict[str, float]:
     worst = {"loss": difference(*loss), "weights": 0.0, "statistics": 0.0}
     largest: dict[str, float] = {}
     for name, tensor in one.tensors.items():
-        largest[_kind(name)] = max(largest.get(_kind(name), 0.0), float(tensor.double().abs().max()))
+        largest[_kind(name)] = max(largest.get(_kind(name), 0.0), _size(tensor))
     for name, tensor in one.tensors.items():
         part = "statistics" if "running_" in name else "weights"
-        worst[part] = max(worst[part], difference(tensor, other.tensors[name], largest[_kind(name)]))
+        beside = largest[_kind(name)] if _size(tensor) <= NEGLIGIBLE * largest[_kind(name)] else 0.0
+        if name.endswith("running_mean"):  # as exact as the numbers that it is the mean of, however near to zero
+            variance = one.tensors.get(name.replace("running_mean", "running_var"))
+            beside = beside if variance is None else math.sqrt(_size(variance))
+        worst[part] = max(worst[part], difference(tensor, other.tensors[name], beside))
     worst["first_loss"] = difference(loss[0][:1], loss[1][:1])
     return worst
+
+
+def _size(tensor: Tensor) -> float:
+    return float(tensor.double().abs().max())
 
 
 def _kind(name: str) -> str:

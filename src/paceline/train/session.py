@@ -21,6 +21,7 @@ from paceline.record import Row, Run, latest, start_row
 from paceline.sink import Several, Sink
 from paceline.sink.console import Terminal
 from paceline.sink.csv import Csv
+from paceline.train.average import conclude
 from paceline.train.loop import train
 from paceline.train.state import State, begin, fresh, restore
 from paceline.train.wishes import Signals, Wishes
@@ -52,8 +53,8 @@ def settle_torch(plan: Plan) -> None:
     placement = plan.placement
     assert isinstance(placement.cpu_threads, int)
     torch.set_num_threads(placement.cpu_threads)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = placement.precision == "tf32.32"
+    torch.backends.cudnn.allow_tf32 = placement.precision == "tf32.32"
     torch.backends.cudnn.benchmark = not placement.deterministic
     if placement.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -66,13 +67,7 @@ def _train(
     before = run.rows()
     state = take_up(plan, world, run, console)
     if state.step >= plan.steps:
-        if before and before[-1]["kind"] != "end":  # killed after the last checkpoint
-            run.write("end", step=state.step)
-        if world.first:
-            console.print(
-                f"This run is complete: {plan.steps} steps are trained. {run.folder}", markup=False, soft_wrap=True
-            )
-        return 0
+        return _nothing_left(plan, world, run, state, before, data, console)
     loader = open_loader(plan, open_source(plan, data), world.replica, world.device)
     seconds = plan.placement.save
     wishes = Wishes(world, signals, float(seconds.amount) if seconds.unit == "seconds" else None)
@@ -87,6 +82,8 @@ def _train(
             terminal = stack.enter_context(Terminal(plan, state.step, console))
             sink = Several(terminal, Csv(run.folder, before, state.step))
         done = train(plan, world, run, state, loader, sink, wishes)
+    if done:
+        conclude(plan, world, run, state, loader)
     run.write("end" if done else "interrupted", step=state.step)
     run.log(f"{'end' if done else 'interrupted'} at step {state.step}")
     if world.first:
@@ -96,6 +93,22 @@ def _train(
             Path(os.environ[OURS], "interrupted").touch()
         return 0
     return 0 if done else INTERRUPTED
+
+
+def _nothing_left(
+    plan: Plan, world: World, run: Run, state: State, before: list[Row], data: Path | None, console: Console
+) -> int:
+    """All steps are trained; a run that was killed after the last of them still comes to its end."""
+    if world.agree([int(bool(before) and all(row["kind"] != "end" for row in before))])[0]:
+        if plan.averaged_steps:
+            loader = open_loader(plan, open_source(plan, data), world.replica, world.device)
+            conclude(plan, world, run, state, loader)
+        run.write("end", step=state.step)
+    if world.first:
+        console.print(
+            f"This run is complete: {plan.steps} steps are trained. {run.folder}", markup=False, soft_wrap=True
+        )
+    return 0
 
 
 def take_up(plan: Plan, world: World, run: Run, console: Console | None = None) -> State:
@@ -121,7 +134,8 @@ def take_up(plan: Plan, world: World, run: Run, console: Console | None = None) 
                     console.print(str(adopted), soft_wrap=True, markup=False)
     counters = torch.tensor([state.step, state.reported], device=world.device)
     world.spread([*state.network.module.state_dict().values(), *state.optimiser.tensors().values()])
-    world.spread([state.tally, state.last, state.bad_steps, counters])
+    world.spread([*state.average.tensors().values()] if state.average else [])
+    world.spread([state.tally, state.last, state.bad_steps, state.scale.value, state.scale.good_steps, counters])
     state.step, state.reported = counters.tolist()
     return state
 
@@ -157,6 +171,13 @@ def _say_goodbye(plan: Plan, run: Run, step: int, done: bool, console: Console) 
         highlight=False,
         soft_wrap=True,
     )
+    for row in [row for row in latest(rows, "average")[-1:] if plan.averaged_steps]:
+        console.print(
+            f"[bold green]top-1 {row['top1']:.2%}[/bold green] of the mean of the last {len(row['steps'])} "
+            f"checkpoints: {run.folder / 'averaged'}",
+            highlight=False,
+            soft_wrap=True,
+        )
     if reports[-1]["bad_steps"]:
         console.print(
             f"[red]{reports[-1]['bad_steps']} steps were skipped: their gradients were not finite[/red]", soft_wrap=True

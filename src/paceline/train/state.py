@@ -13,13 +13,17 @@ from safetensors.torch import save as tensors_to
 from torch import Tensor
 
 from paceline.architecture import Outside
-from paceline.errors import RunError
+from paceline.errors import Broken, RunError
 from paceline.model.init import initialise, published
 from paceline.model.weights import Adoption, adopt
 from paceline.model.whole import TALLY, Whole, exact
+from paceline.optim.average import Average
 from paceline.optim.build import Optimiser, build_optimiser
 from paceline.plan import Plan
+from paceline.train.scaling import LossScale
 from paceline.world import World
+
+NETWORK, AVERAGE = "network.safetensors", "average.safetensors"
 
 
 @dataclass
@@ -34,6 +38,10 @@ class State:
     """Loss and hits of the last step."""
     bad_steps: Tensor
     """How many steps were skipped because a gradient was not finite."""
+    scale: LossScale
+    """What the loss is multiplied by before the backward pass."""
+    average: Average | None = None
+    """The moving average of weights and running statistics, where the recipe asks for one."""
     reported: int = 0
     """The step of the last report."""
     step: int = 0
@@ -44,7 +52,9 @@ def fresh(plan: Plan, world: World) -> State:
     network = Whole(plan, world)
     optimiser = build_optimiser(network.module.named_parameters(), plan)
     sums = torch.zeros(2, len(TALLY), dtype=exact(world.device), device=world.device)
-    return State(network, optimiser, sums[0], sums[1], sums.new_zeros(()))
+    decay = plan.recipe.average.decay
+    average = None if decay is None else Average(plan, network.module, decay)
+    return State(network, optimiser, sums[0], sums[1], sums.new_zeros(()), LossScale(plan, world.device), average)
 
 
 def begin(state: State, plan: Plan) -> Adoption | None:
@@ -55,6 +65,12 @@ def begin(state: State, plan: Plan) -> Adoption | None:
     return adopt(module, recipe.init.from_, plan.facts) if recipe.init.from_ else None
 
 
+def compare_replicas(world: World, state: State) -> None:
+    """End the run if the replicas' weights are no longer the same bits: what they learn apart would be nobody's run."""
+    if world.replicas > 1 and not world.alike(state.network.fingerprint()):
+        raise Broken(f"the replicas' weights differ after step {state.step}; what was saved before is whole")
+
+
 def to_files(state: State) -> dict[str, bytes]:
     """The content of a checkpoint: tensors as safetensors, everything else as JSON."""
     rest = {
@@ -63,29 +79,58 @@ def to_files(state: State) -> dict[str, bytes]:
         "tally": state.tally.tolist(),
         "last": state.last.tolist(),
         "bad_steps": int(state.bad_steps),
+        "loss_scale": float(state.scale.value),
+        "good_steps": int(state.scale.good_steps),
     }
-    return {
-        "network.safetensors": tensors_to(_on_host(state.network.module.state_dict())),
+    files = {
+        NETWORK: tensors_to(_on_host(state.network.module.state_dict())),
         "optimiser.safetensors": tensors_to(_on_host(state.optimiser.tensors())),
         "state.json": json.dumps(rest).encode(),
     }
+    if state.average is not None and state.average.begun(state.step):
+        files[AVERAGE] = tensors_to(_on_host(state.average.tensors()))
+    return files
 
 
 def restore(state: State, files: dict[str, bytes], where: str) -> State:
     """Take up a checkpoint's content; names, shapes and types must be those of this network."""
     try:
         rest: dict[str, Any] = json.loads(files["state.json"])
-        network = tensors_from(files["network.safetensors"])
+        network = tensors_from(files[NETWORK])
         optimiser = tensors_from(files["optimiser.safetensors"])
     except (KeyError, ValueError, SafetensorError) as fault:
         raise RunError(f"{where}: not a checkpoint that this version reads: {fault}") from None
     _copy(network, state.network.module.state_dict(), where)
     _copy(optimiser, state.optimiser.tensors(), where)
+    _restore_average(state, files, rest["step"], where)
     state.tally.copy_(torch.tensor(rest["tally"], dtype=state.tally.dtype))
     state.last.copy_(torch.tensor(rest["last"], dtype=state.last.dtype))
     state.bad_steps.fill_(rest["bad_steps"])
+    if state.scale.dynamic and rest["loss_scale"] != 1.0:  # one that was fixed at 1 says nothing of a dynamic one
+        state.scale.value.fill_(rest["loss_scale"])
+        state.scale.good_steps.fill_(rest["good_steps"])
     state.reported, state.step = rest["reported"], rest["step"]
     return state
+
+
+def set_network(state: State, tensors: dict[str, Tensor], where: str) -> None:
+    """Give the network other weights and running statistics; names and shapes must be those of this network."""
+    _copy(tensors, state.network.module.state_dict(), where)
+
+
+def _restore_average(state: State, files: dict[str, bytes], step: int, where: str) -> None:
+    if state.average is None or not state.average.begun(step):
+        return
+    if AVERAGE not in files:
+        raise RunError(
+            f"{where}: '{AVERAGE}' is missing, and the recipe keeps an average (average.decay): this checkpoint is of "
+            "another recipe; to start from its weights, train a new run with init.from"
+        )
+    try:
+        average = tensors_from(files[AVERAGE])
+    except SafetensorError as fault:
+        raise RunError(f"{where}: not a checkpoint that this version reads: {fault}") from None
+    _copy(average, state.average.tensors(), where)
 
 
 def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

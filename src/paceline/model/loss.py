@@ -1,0 +1,39 @@
+"""The loss of a batch, summed over images; targets may be shared between the labels of mixed images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from paceline.recipe import Loss
+
+Losses = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""loss(scores, labels, weights): labels are [images], or [images, terms] with weights that add up to 1."""
+
+
+def make_loss(settings: Loss, classes: int) -> Losses:
+    """The loss of a recipe."""
+    smoothing = settings.label_smoothing
+    # Spread over the other classes only, epsilon is what torch calls epsilon * K / (K - 1).
+    smoothing = smoothing if settings.smooth_over == "all" else smoothing * classes / (classes - 1)
+
+    def cross_entropy(scores: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        if weights is None:
+            return F.cross_entropy(scores, labels, reduction="sum", label_smoothing=smoothing)
+        terms = F.log_softmax(scores, 1)
+        chosen = (terms.gather(1, labels) * weights).sum()
+        return -((1 - smoothing) * chosen + smoothing * terms.mean(1).sum())
+
+    def binary(scores: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        if weights is None:
+            labels, weights = labels[:, None], torch.ones_like(scores[:, :1])
+        targets = torch.zeros_like(scores).scatter_add_(1, labels, weights)
+        targets = (1 - smoothing) * targets + smoothing / classes
+        if settings.threshold is not None:
+            targets = (targets > settings.threshold).to(scores.dtype)
+        return F.binary_cross_entropy_with_logits(scores, targets, reduction="sum") / classes
+
+    return cross_entropy if settings.kind == "cross-entropy" else binary

@@ -1,0 +1,35 @@
+"""Stochastic rounding to 16 bits: up or down by chance, with odds that make the mean exact; the chance is keyed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline import keyed
+
+_DROPPED = {torch.bfloat16: 16, torch.float16: 13}
+"""How many bits of a float32's fraction each type has no place for."""
+_LEAST_HALF = 2.0**-14
+"""The smallest float16 with a full fraction; below it the distance between neighbours stays 2^-24."""
+
+
+def round_by_chance(wide: Tensor, dtype: torch.dtype, words: Tensor) -> Tensor:
+    """Float32 numbers as 16-bit ones: one of the two neighbours, the nearer the likelier; infinity and NaN stay.
+
+    `words` holds 32 random bits for each number.
+    """
+    dropped = _DROPPED[dtype]
+    noise = (words >> (32 - dropped)).to(torch.int32)
+    # Sign and size are apart in a float's bits: adding noise below the last place that stays, then cutting off there,
+    # carries into it as often as what is cut off is large.
+    near = ((wide.view(torch.int32) + noise) & -(1 << dropped)).view(torch.float32)
+    if dtype == torch.float16:
+        steps = (wide.abs() * 2.0**24 + words * 2.0**-32).floor()
+        near = torch.where(wide.abs() < _LEAST_HALF, torch.copysign(steps * 2.0**-24, wide), near)
+    return torch.where(wide.isfinite(), near, wide).to(dtype)
+
+
+def chances(key: int, count: int, step: int, device: torch.device) -> Tensor:
+    """32 random bits for each of `count` numbers in a step; four numbers share one turn of the generator."""
+    words = keyed.words(key, torch.arange(-(-count // 4), device=device), step)
+    return torch.stack(words, 1).flatten()[:count]

@@ -1,0 +1,209 @@
+"""What happens to training images: crops, flips, boxes, colours, policies, image sides, and mixing with neighbours."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
+
+from paceline.architecture import Count, Positive, Share
+from paceline.duration import Duration, refuse_clock
+from paceline.spec import Settings
+
+Chance = Annotated[float, Field(ge=0, le=1)]
+Factor = Annotated[float, Field(ge=0)]
+
+
+def _upright(bounds: tuple[float, float]) -> tuple[float, float]:
+    low, high = bounds
+    if low > high:
+        raise ValueError(f"expected the smaller bound first, so [{high:g}, {low:g}], found [{low:g}, {high:g}]")
+    return bounds
+
+
+def _sides(value: Any) -> dict[str, int]:
+    if not isinstance(value, dict):
+        raise ValueError("expected times and pixels, such as {0%: 24, 50%: 32}")
+    for when, side in value.items():
+        if isinstance(side, bool) or not isinstance(side, int) or side < 1:
+            raise ValueError(f"expected whole pixels a side from {when} on, such as 24, found {side!r}")
+    return {str(refuse_clock(Duration.parse(when))): side for when, side in value.items()}
+
+
+Factors = Annotated[tuple[Factor, Factor], AfterValidator(_upright)]
+Areas = Annotated[tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]],
+                  AfterValidator(_upright)]  # fmt: skip
+Aspects = Annotated[tuple[Positive, Positive], AfterValidator(_upright)]
+Sides = Annotated[
+    dict[str, int],
+    PlainValidator(_sides),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}}),
+]
+
+
+class Erase(Settings):
+    """A box of random size and shape that becomes zero after normalisation, which is the mean colour."""
+
+    chance: Chance = 0.0
+    """Share of the images that lose a box."""
+    area: Areas = (0.02, 0.3333)
+    """Smallest and largest share of the image that the box covers."""
+    aspect: Aspects = (0.3, 3.3333)
+    """Smallest and largest height of the box over its width; each doubling is as likely."""
+
+
+class Colour(Settings):
+    """Random colours as TensorFlow's adjust functions make them, in one of two orders, clipped to 0 .. 255 at the end:
+    brightness, saturation, hue, contrast; or brightness, contrast, saturation, hue."""
+
+    brightness: Chance = 0.0
+    """Up to this share of 255 is added to or taken from every pixel."""
+    saturation: Factors = (1.0, 1.0)
+    """Smallest and largest factor of the saturation (of hue, saturation and value)."""
+    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """The hue turns by up to this many turns either way."""
+    contrast: Factors = (1.0, 1.0)
+    """Smallest and largest factor of each pixel's distance from its channel's mean over the image."""
+
+    @property
+    def active(self) -> bool:
+        """Whether any colour changes."""
+        return self != Colour()
+
+    @property
+    def turns(self) -> bool:
+        """Whether saturation or hue change."""
+        return self.hue > 0 or self.saturation != (1.0, 1.0)
+
+
+class AutoAugment(Settings):
+    """Two operations for each image, from one of the 25 pairs that were found for a data set (Cubuk et al., 2019)."""
+
+    name: Literal["autoaugment"]
+    table: Literal["imagenet", "cifar10"] = "imagenet"
+    """The data set whose pairs these are."""
+    form: Literal["torch", "tensorflow"] = "torch"
+    """What levels mean; torch: level 9 is the most, colour factors are 1 +- 0.9 of it and posterize keeps 8 to 4 bits;
+    tensorflow: 10 would be the most, colour factors are 0.1 to 1.9 of it, posterize keeps 0 to 4 bits, and solarize
+    inverts less the higher the level."""
+    sampling: Literal["nearest", "bilinear"] = "nearest"
+    """How pixels are found between pixels when an image is sheared, moved or turned."""
+    fill: Annotated[int, Field(ge=0, le=255)] = 128
+    """Grey of the pixels that come in from outside and of cut-out boxes."""
+
+
+class RandAugment(Settings):
+    """A few operations for each image, all of one magnitude, any of them as likely (Cubuk et al., 2020)."""
+
+    name: Literal["randaugment"]
+    layers: Count = 2
+    """How many operations follow one another."""
+    magnitude: Annotated[float, Field(ge=0, le=10)] = 9.0
+    """How strong they are, from 0 to 10."""
+    chance: Chance = 1.0
+    """Share of the images that each layer changes."""
+    form: Literal["torch", "tensorflow"] = "torch"
+    """What magnitudes mean, as in autoaugment, and which operations there are: torch has identity; tensorflow has
+    invert, cutout and solarize-add instead."""
+    sampling: Literal["nearest", "bilinear"] = "nearest"
+    """How pixels are found between pixels when an image is sheared, moved or turned."""
+    fill: Annotated[int, Field(ge=0, le=255)] = 128
+    """Grey of the pixels that come in from outside and of cut-out boxes."""
+
+
+Policy = AutoAugment | RandAugment
+
+
+class Augment(Settings):
+    """What happens to a training image, by numbers keyed to its position in the endless list: crop and flip, policy,
+    colour, side, and, after normalisation, erase and cutout."""
+
+    pad: Annotated[int, Field(ge=0)] = 0
+    """Pixels added on each side before a random crop back to the image's size; 0 does not crop."""
+    fill: Literal["black", "mirror"] = "black"
+    """What the added pixels show."""
+    flip: bool = False
+    """Mirror half of the images."""
+    alternate_flip: bool = False
+    """Mirror each image in every other epoch; which half begins with it is random. Instead of flip."""
+    policy: Annotated[Policy, Field(discriminator="name")] | None = None
+    """A published way to choose among operations such as rotate, equalize and contrast."""
+    colour: Colour = Colour()
+    """Random brightness, saturation, hue and contrast."""
+    side: Sides = Field(default_factory=dict)
+    """Pixels a side that training images are made smaller to, from a time on, such as {0%: 24, 50%: 32}; left out, and
+    in validation, they are as large as the data's."""
+    erase: Erase = Erase()
+    """A random box of the mean colour."""
+    cutout: Annotated[int, Field(ge=0)] = 0
+    """Pixels a side of a square of the mean colour, centred on any pixel and cut at the border; 0 is none."""
+
+    @model_validator(mode="after")
+    def _flips_one_way(self) -> Self:
+        if self.flip and self.alternate_flip:
+            raise ValueError("flip and alternate_flip exclude each other; write augment.flip=false")
+        return self
+
+
+class FixedCut(Settings):
+    """Always the same share of an image's own pixels."""
+
+    name: Literal["fixed"]
+    kept: Share
+    """Share of an image's own pixels that is kept."""
+
+
+class LogarithmicCut(Settings):
+    """No cut with a chance of 1.55 kept - 0.96; else 1 + ln(u) / 4 is kept, u uniform between e^-4 and 1."""
+
+    name: Literal["logarithmic"]
+    kept: Annotated[float, Field(ge=0.62, lt=1)]
+    """About the mean share of an image's own pixels that is kept."""
+
+
+class UniformCut(Settings):
+    """Any share between two bounds."""
+
+    name: Literal["uniform"]
+    low: Share
+    """The smallest share of an image's own pixels that is kept."""
+    high: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The largest."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        _upright((self.low, self.high))
+        return self
+
+
+class BetaCut(Settings):
+    """A share from Beta(alpha, alpha)."""
+
+    name: Literal["beta"]
+    alpha: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """1 makes every share as likely."""
+
+
+Cut = FixedCut | LogarithmicCut | UniformCut | BetaCut
+
+
+class Mix(Settings):
+    """Images blended with neighbours (mixup) or with a part of a neighbour pasted in (cutmix), and labels likewise."""
+
+    block: Annotated[int, Field(ge=2)] = 4
+    """How many neighbours exchange among themselves; divides the micro-batch."""
+    mixup: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Blend each image with the next of its block by a share from Beta(mixup, mixup); 0 does not."""
+    mixup_larger: bool = True
+    """An image's own share is the larger one."""
+    cutmix: Annotated[Cut, Field(discriminator="name")] | None = None
+    """Paste a part of the image after the next into each image; the kind says how much of its own pixels is kept."""
+    cutmix_chance: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of the images that cutmix is for."""
+    switch: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Each image takes cutmix with this chance and else mixup; left out, both."""
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is mixed."""
+        return self.mixup > 0 or self.cutmix is not None

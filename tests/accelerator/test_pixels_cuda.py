@@ -1,0 +1,70 @@
+"""Pictures on an accelerator: policies make the host's bytes, everything else its numbers, and no step waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import make_plan
+from paceline import keyed
+from paceline.data import policy
+from paceline.model.pixels import Pixels
+from paceline.model.policy import apply
+
+pytestmark = [
+    pytest.mark.accelerator,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+POLICIES = [
+    "{name: autoaugment, table: imagenet}",
+    "{name: autoaugment, table: cifar10, form: tensorflow, sampling: bilinear}",
+    "{name: randaugment, layers: 3, form: tensorflow, sampling: bilinear}",
+]
+
+
+def pictures(count: int, side: int) -> torch.Tensor:
+    words = keyed.words(keyed.key(3, "pictures"), np.arange(count * side * side * 3, dtype=np.int64))[0]
+    return torch.tensor((words >> 24).astype(np.uint8).reshape(count, side, side, 3)).permute(0, 3, 1, 2)
+
+
+@contextmanager
+def waits_are_errors() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("words", POLICIES)
+def test_policies_make_the_same_bytes_on_host_and_device(words: str) -> None:
+    recipe = make_plan("data.side=32", f"augment.policy={words}").recipe
+    layers = policy.draw(recipe, np.arange(256, dtype=np.int64), 32)
+    given = pictures(256, 32)
+    for smooth in (False, True):
+        on_host = apply(given, layers, 128, smooth)
+        assert torch.equal(on_host, apply(given.cuda(), layers, 128, smooth).cpu())
+
+
+@pytest.mark.parametrize("normalise", ["mean-std", "image"])
+def test_everything_together_agrees_with_the_host_and_does_not_wait(normalise: str) -> None:
+    words = (
+        "data.side=32",
+        f"data.normalise={normalise}",
+        f"augment.policy={POLICIES[2]}",
+        "augment.colour={brightness: 0.1, saturation: [0.5, 1.5], hue: 0.2, contrast: [0.5, 1.5]}",
+        "augment.side={0%: 24}",
+        "augment.erase.chance=0.5",
+        "augment.cutout=8",
+    )
+    plan, given = make_plan(*words), pictures(64, 32)
+    moved, maker = given.cuda(), Pixels(plan, torch.device("cuda"), torch.float64)
+    with waits_are_errors():
+        made = maker.changed(moved, 0)
+    expected = Pixels(plan, torch.device("cpu"), torch.float64).changed(given, 0)
+    assert torch.allclose(made.cpu(), expected, atol=1e-6)

@@ -1,0 +1,76 @@
+"""Losses against their formulas: smoothing, shared targets, and a binary one for each class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline import keyed
+from paceline.model.loss import make_loss
+from paceline.recipe import Loss
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CLASSES = 5
+IMAGES = 7
+
+
+def numbers(name: str, *shape: int) -> Tensor:
+    count = int(torch.Size(shape).numel())
+    return torch.from_numpy(keyed.normals(keyed.key(0, name), count)).view(shape)
+
+
+def dense(labels: Tensor, weights: Tensor) -> Tensor:
+    target = torch.zeros(len(labels), CLASSES, dtype=torch.float64)
+    for i, (row, shares) in enumerate(zip(labels.tolist(), weights.tolist(), strict=True)):
+        for label, share in zip(row, shares, strict=True):
+            target[i, label] += share
+    return target
+
+
+SCORES = numbers("scores", IMAGES, CLASSES) * 2
+LABELS = torch.tensor(
+    [[0, 1, 2, 3], [1, 1, 2, 4], [4, 0, 0, 0], [2, 3, 4, 1], [3, 3, 3, 3], [0, 4, 1, 2], [1, 2, 3, 4]]
+)
+WEIGHTS = torch.softmax(numbers("weights", IMAGES, 4), 1)
+
+
+@pytest.mark.parametrize(("over", "smoothing"), [("all", 0.0), ("all", 0.1), ("others", 0.1), ("others", 0.3)])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_cross_entropy_is_the_sum_over_images_of_its_definition(over: Any, smoothing: float, mixed: bool) -> None:
+    loss = make_loss(Loss(label_smoothing=smoothing, smooth_over=over), CLASSES)
+    weights = WEIGHTS if mixed else torch.tensor([[1.0, 0, 0, 0]], dtype=torch.float64).expand(IMAGES, 4)
+    target = dense(LABELS, weights)
+    if over == "all":
+        target = (1 - smoothing) * target + smoothing / CLASSES
+    else:
+        target = (1 - smoothing) * target + smoothing / (CLASSES - 1) * (1 - target)
+    expected = -(target * torch.log_softmax(SCORES, 1)).sum()
+    found = loss(SCORES, LABELS, WEIGHTS) if mixed else loss(SCORES, LABELS[:, 0], None)
+    assert float(found) == pytest.approx(float(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize("threshold", [None, 0.0, 0.2])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_binary_loss_is_the_mean_over_classes_summed_over_images(threshold: float | None, mixed: bool) -> None:
+    loss = make_loss(Loss(kind="binary", label_smoothing=0.1, threshold=threshold), CLASSES)
+    weights = WEIGHTS if mixed else torch.tensor([[1.0, 0, 0, 0]], dtype=torch.float64).expand(IMAGES, 4)
+    target = 0.9 * dense(LABELS, weights) + 0.1 / CLASSES
+    if threshold is not None:
+        target = (target > threshold).double()
+    share = torch.sigmoid(SCORES)
+    expected = -(target * share.log() + (1 - target) * (1 - share).log()).mean(1).sum()
+    found = loss(SCORES, LABELS, WEIGHTS) if mixed else loss(SCORES, LABELS[:, 0], None)
+    assert float(found) == pytest.approx(float(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["cross-entropy", "binary"])
+def test_gradients_flow_and_are_finite_for_extreme_scores(kind: Any) -> None:
+    scores = (SCORES * 1e4).requires_grad_()
+    make_loss(Loss(kind=kind, label_smoothing=0.1), CLASSES)(scores, LABELS, WEIGHTS).backward()
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()
+    assert scores.grad.any()

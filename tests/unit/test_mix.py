@@ -1,0 +1,139 @@
+"""Mixup and cutmix: who mixes with whom, how much, and that nothing but seed and position decides it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import make_plan, make_recipe
+from paceline.data.mix import ROWS, Numbers, betas, draw
+from paceline.errors import PlanError
+from paceline.model.mixing import mix
+from paceline.recipe import Recipe
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MANY = np.arange(20_000, dtype=np.int64)
+BOTH = "mix={mixup: 0.2, cutmix: {name: uniform, low: 0.3}}"
+
+
+def recipe(mix: str) -> Recipe:
+    return make_recipe(f"mix={mix}")
+
+
+def areas(rows: Numbers, side: int) -> Numbers:
+    _, top, left, bottom, right = rows
+    return np.asarray((bottom - top) * (right - left) / side**2)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.2, 0.5, 1.0])
+def test_shares_have_the_mean_and_spread_of_a_beta_distribution(alpha: float) -> None:
+    found = betas(1, MANY, alpha)
+    assert found.min() >= 0
+    assert found.max() <= 1
+    assert found.mean() == pytest.approx(0.5, abs=0.015)
+    assert found.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.03)
+
+
+@given(st.integers(0, 2**40), st.integers(1, 30), st.integers(1, 30))
+def test_what_is_drawn_for_an_image_does_not_depend_on_its_batch(start: int, before: int, count: int) -> None:
+    settings = make_recipe(BOTH)
+    positions = np.arange(start, start + before + count, dtype=np.int64)
+    whole = draw(settings, positions, 32)
+    assert np.array_equal(whole[:, before:], draw(settings, positions[before:], 32))
+
+
+def test_another_seed_draws_something_else() -> None:
+    one, other = (draw(make_recipe(BOTH, f"seed={seed}"), MANY[:50], 32) for seed in (0, 1))
+    assert all(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_an_image_keeps_the_larger_share_unless_told_otherwise() -> None:
+    assert draw(recipe("{mixup: 0.5}"), MANY, 32)[0].min() >= 0.5
+    assert draw(recipe("{mixup: 0.5, mixup_larger: false}"), MANY, 32)[0].min() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("cut", "kept"),
+    [
+        ("{name: fixed, kept: 0.75}", 0.75),
+        ("{name: uniform, low: 0.4, high: 0.8}", 0.6),
+        ("{name: beta, alpha: 1.0}", 0.5),
+        # With a chance of 1.55 * 0.85 - 0.96 nothing is cut; else the mean of 1 + ln(u) / 4 is kept.
+        ("{name: logarithmic, kept: 0.85}", 0.3575 + 0.6425 * (1 + (-1 - math.exp(-4) * -4 / (1 - math.exp(-4))) / 4)),
+    ],
+)
+def test_each_kind_of_cut_keeps_the_share_it_says(cut: str, kept: float) -> None:
+    rows = draw(recipe(f"{{cutmix: {cut}}}"), MANY, 200)
+    assert 1 - areas(rows, 200).mean() == pytest.approx(kept, abs=0.01)
+
+
+def test_boxes_lie_inside_the_image_and_reach_every_corner() -> None:
+    _, top, left, bottom, right = draw(recipe("{cutmix: {name: fixed, kept: 0.75}}"), MANY, 32)
+    assert (top.min(), left.min(), bottom.max(), right.max()) == (0, 0, 32, 32)
+    assert np.array_equal(bottom - top, right - left)
+
+
+def test_cutmix_is_for_a_share_of_the_images() -> None:
+    rows = draw(recipe("{cutmix: {name: fixed, kept: 0.5}, cutmix_chance: 0.3}"), MANY, 32)
+    assert (areas(rows, 32) > 0).mean() == pytest.approx(0.3, abs=0.02)
+
+
+def test_a_switch_gives_each_image_one_of_the_two() -> None:
+    rows = draw(recipe("{mixup: 0.5, cutmix: {name: fixed, kept: 0.5}, switch: 0.25}"), MANY, 32)
+    cut = areas(rows, 32) > 0
+    assert cut.mean() == pytest.approx(0.25, abs=0.02)
+    assert np.all(rows[0][cut] == 1)
+    assert (rows[0][~cut] < 1).mean() > 0.99
+
+
+def test_pixels_and_labels_come_from_the_right_neighbours_in_the_right_amounts() -> None:
+    images = torch.arange(8.0, dtype=torch.float64)[:, None, None, None].expand(8, 1, 4, 4).clone()
+    labels = torch.arange(8) * 10
+    drawn = torch.zeros(len(ROWS), 8, dtype=torch.float64)
+    drawn[0] = torch.linspace(0.5, 0.85, 8, dtype=torch.float64)
+    drawn[3], drawn[4] = 2, 2  # the upper left quarter is pasted
+    mixed, terms, weights = mix(images, labels, drawn, 4)
+    for i in range(8):
+        ring = [i - i % 4 + (i % 4 + k) % 4 for k in range(4)]
+        own = drawn[0]
+        blend = own[ring[0]] * ring[0] + (1 - own[ring[0]]) * ring[1]
+        pasted = own[ring[2]] * ring[2] + (1 - own[ring[2]]) * ring[3]
+        assert torch.allclose(mixed[i, 0, 2:], blend.expand(2, 4))
+        assert torch.allclose(mixed[i, 0, :2, :2], pasted.expand(2, 2))
+        assert terms[i].tolist() == [10 * n for n in ring]
+        expected = [own[i] * 0.75, (1 - own[i]) * 0.75, own[ring[2]] * 0.25, (1 - own[ring[2]]) * 0.25]
+        assert weights[i].tolist() == pytest.approx([float(e) for e in expected])
+    assert torch.allclose(weights.sum(1), torch.ones(8, dtype=torch.float64))
+
+
+def test_blocks_of_two_paste_from_the_other_one() -> None:
+    images = torch.arange(4.0)[:, None, None, None].expand(4, 1, 2, 2).clone()
+    drawn = torch.tensor([[1.0] * 4, [0.0] * 4, [0.0] * 4, [2.0] * 4, [2.0] * 4])
+    mixed, terms, weights = mix(images, torch.arange(4), drawn, 2)
+    assert mixed[:, 0, 0, 0].tolist() == [1, 0, 3, 2]
+    assert terms[:, 2].tolist() == [1, 0, 3, 2]
+    assert weights.tolist() == [[0, 0, 1, 0]] * 4
+
+
+def test_mixing_does_not_reach_beyond_a_block() -> None:
+    settings = make_recipe(BOTH)
+    images = torch.rand(8, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    drawn = torch.from_numpy(draw(settings, MANY[:8], 6))
+    whole = mix(images, torch.arange(8), drawn, 4)
+    halves = [mix(images[p], torch.arange(8)[p], drawn[:, p], 4) for p in (slice(0, 4), slice(4, 8))]
+    for number, part in enumerate(whole):
+        assert torch.equal(part, torch.cat([half[number] for half in halves]))
+
+
+def test_a_block_that_does_not_divide_the_micro_batch_is_refused_with_one_that_does() -> None:
+    with pytest.raises(PlanError, match=r"mix.block 4 does not divide on.micro_batch 2, .* mix.block=2"):
+        make_plan("mix.mixup=0.2", "on.micro_batch=2", "norm=group")
+    with pytest.raises(PlanError, match=r"mix.block 4 does not divide on.micro_batch 1, .* larger on.micro_batch"):
+        make_plan("mix.mixup=0.2", "on.micro_batch=1", "norm=group")
+    assert make_plan("on.micro_batch=1", "norm=group").micro_batch == 1  # nothing is mixed

@@ -1,0 +1,201 @@
+"""Parameters as windows of a slab: their memory, what is carried beside them, checkpoints, and what a step costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from conftest import make_plan
+from optim_cases import CLIPS, GOOD, MANY, OPTIMISERS, numbers, parameters, plan_of, steps
+from paceline.data.loader import open_loader
+from paceline.data.source import open_source
+from paceline.optim.build import build_optimiser
+from paceline.optim.slab import GRAIN, Slab
+from paceline.plan import Plan
+from paceline.train.loop import update
+from paceline.train.state import State, begin, fresh, restore, to_files
+from paceline.train.wishes import Signals, Wishes
+from paceline.world import World
+
+CPU = torch.device("cpu")
+RULED = [optimiser for optimiser in OPTIMISERS if "sgd" not in optimiser and "name: momentum" not in optimiser]
+
+
+def test_weights_keep_their_values_and_lie_in_one_aligned_row() -> None:
+    weights = parameters(MANY)
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    slab = Slab(weights)
+    assert all(torch.equal(weight, before[name]) and weight.is_leaf for name, weight in weights.items())
+    assert len({weight.untyped_storage().data_ptr() for weight in weights.values()}) == 1
+    assert all(weight.storage_offset() % GRAIN == 0 for weight in weights.values())
+    assert len({weight.storage_offset() for weight in weights.values()}) == len(weights)
+    assert len(slab.wide) == sum(-(-weight.numel() // GRAIN) * GRAIN for weight in weights.values())
+
+
+def test_rows_are_gathered_multiplied_and_measured_parameter_by_parameter() -> None:
+    weights = parameters(MANY)
+    slab = Slab(weights)
+    for summed in steps(weights, 1):
+        row = slab.gradient()
+        assert all(torch.equal(window, summed[name]) for name, window in slab.windows(row).items())
+        assert all(weight.grad is None for weight in weights.values())
+        norms = dict(zip(slab.parameters, slab.norms(row).tolist(), strict=True))
+        assert norms == pytest.approx({name: float(gradient.norm()) for name, gradient in summed.items()}, rel=1e-12)
+        factors = {name: float(place) for place, name in enumerate(slab.parameters)}
+        product = slab.windows(slab.times(row, torch.tensor(list(factors.values()), dtype=torch.float64)))
+        assert all(torch.equal(product[name], factors[name] * summed[name]) for name in MANY)
+
+
+def test_equal_shapes_are_one_stack() -> None:
+    shapes = {"a.weight": (3, 2, 2, 2), "b.weight": (9, 5), "c.weight": (3, 2, 2, 2), "d.weight": (5, 9)}
+    weights = parameters(shapes)
+    stacks = Slab(weights).stacks(Slab(weights).wide)
+    assert [tuple(stack.shape) for stack in stacks] == [(2, 3, 8), (1, 5, 9), (1, 9, 5)]
+    assert torch.equal(stacks[1][0], weights["d.weight"])
+    for matrix, name in zip(stacks[0], ("a.weight", "c.weight"), strict=True):
+        assert torch.equal(matrix, weights[name].permute(0, 2, 3, 1).reshape(3, 8))
+
+
+@pytest.mark.parametrize("optimiser", RULED)
+def test_parameters_stay_windows_of_which_convolutions_are_channels_last(optimiser: str) -> None:
+    weights = parameters(MANY)
+    ours = build_optimiser(weights.items(), plan_of(optimiser, shapes=MANY))
+    places = {name: weight.data_ptr() for name, weight in weights.items()}
+    for _ in steps(weights, 2):
+        ours.step(0.1, torch.tensor(2.0), GOOD)
+    for name, tensor in (*weights.items(), *ours.tensors().items()):
+        layout = torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
+        assert tensor.is_contiguous(memory_format=layout)
+        assert name not in places or tensor.data_ptr() == places[name]
+
+
+def test_gaps_stay_zero_whatever_the_rule() -> None:
+    for optimiser in RULED:
+        weights = parameters(MANY)
+        ours = build_optimiser(weights.items(), plan_of(optimiser, "weight_decay.rate=0.1", shapes=MANY))
+        for _ in steps(weights, 3):
+            ours.step(0.1, torch.tensor(2.0), GOOD)
+        for part in ours._parts:  # type: ignore[attr-defined]
+            inside = part.slab.row(0.0)
+            for window in part.slab.windows(inside).values():
+                window.fill_(1.0)
+            assert not part.slab.wide[inside == 0].any()
+
+
+def test_a_state_dict_is_taken_up_in_place() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(5, 2)).double()
+    saved = {name: 2 * tensor + 1 for name, tensor in network.state_dict().items()}
+    named = dict(network.named_parameters())
+    shapes = {name: tuple(p.shape) for name, p in named.items()}
+    ours = build_optimiser(named.items(), plan_of("{name: lars, lr: 1, trust: 1}", shapes=shapes))
+    network.load_state_dict(saved)
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in network.state_dict().items())
+    network(numbers("picture", (4, 3, 3, 3))).sum().backward()
+    ours.step(0.1, torch.tensor(4.0), GOOD)
+    after = network.state_dict()
+    assert all(not torch.equal(after[name], saved[name]) for name in named if "bias" not in name)
+
+
+@pytest.mark.parametrize("gradients", ["narrow", "wide"])
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+def test_weights_of_16_bits_are_moved_by_arithmetic_of_32(optimiser: str, kind: torch.dtype, gradients: str) -> None:
+    """Norms keep 32 bits. A bound that clips nothing makes 32-bit sgd and momentum leave torch's fused kernel."""
+    narrow = {name: nn.Parameter(w if "norm" in name else w.to(kind)) for name, w in floats().items()}
+    for weight in narrow.values():
+        weight.grad_dtype = torch.float32 if gradients == "wide" else weight.dtype
+    wide = {name: nn.Parameter(weight.detach().float()) for name, weight in narrow.items()}
+    ours = build_optimiser(narrow.items(), plan_of(optimiser, "weight_decay.rate=0.02", shapes=MANY))
+    words = ("weight_decay.rate=0.02", "clip.value=1e4")
+    theirs = build_optimiser(wide.items(), plan_of(optimiser, *words, shapes=MANY))
+    for step in range(2):
+        for name, weight in narrow.items():
+            weight.grad = (7 * numbers(f"{name}/{step}", MANY[name])).to(weight.grad_dtype)
+            wide[name].data.copy_(weight.detach())
+            wide[name].grad = weight.grad.float()
+        ours.step(0.1, torch.tensor(48.0), GOOD)
+        theirs.step(0.1, torch.tensor(48.0), GOOD)
+        for name, weight in wide.items():
+            assert torch.equal(narrow[name], weight.to(narrow[name].dtype)), name
+        for name, state in ours.tensors().items():
+            assert state.dtype == torch.float32
+            assert torch.equal(state, theirs.tensors()[name])
+
+
+def floats() -> dict[str, Tensor]:
+    return {name: weight.detach().float() for name, weight in parameters(MANY).items()}
+
+
+class Kernels(TorchDispatchMode):
+    """Counts the calls that do work; views only say where numbers are."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not function.is_view and "detach" not in str(function):
+            self.calls[str(function)] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("optimiser", RULED)
+def test_a_step_takes_no_more_kernels_for_more_parameters(optimiser: str, clip: str) -> None:
+    counts = []
+    for copies in (1, 9):
+        shapes = {f"{name.partition('.')[0]}.{copy}.{name}": s for copy in range(copies) for name, s in MANY.items()}
+        weights = parameters(shapes)
+        ours = build_optimiser(weights.items(), plan_of(optimiser, f"clip={clip}", shapes=shapes))
+        for weight in weights.values():
+            weight.grad = torch.ones_like(weight)  # channels_last where the weight is, as in training
+        with Kernels() as kernels:
+            ours.step(0.1, torch.tensor(2.0), GOOD)
+        counts.append(kernels.calls)
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("optimiser", RULED)
+def test_the_host_reads_no_number_in_a_step(optimiser: str, clip: str) -> None:
+    """Tensors of the meta device have no numbers: reading one raises."""
+    weights = {name: nn.Parameter(weight.detach().to("meta")) for name, weight in parameters(MANY).items()}
+    ours = build_optimiser(weights.items(), plan_of(optimiser, f"clip={clip}", "weight_decay.rate=0.1", shapes=MANY))
+    for weight in weights.values():
+        weight.grad = torch.zeros_like(weight)
+    ours.step(0.1, torch.ones((), device="meta"), torch.zeros((), device="meta"))
+    assert all(weight.grad is None for weight in weights.values())
+
+
+def advance(plan: Plan, state: State, count: int) -> dict[str, Tensor]:
+    """Train for some steps; gives every tensor that is then there."""
+    world = World(CPU)
+    shares = open_loader(plan, open_source(plan, None), 0, CPU).training(state.step)
+    for _ in range(count):
+        update(plan, world, state, next(shares), Wishes(world, Signals(), None))
+    shares.close()
+    named = dict(state.network.module.state_dict()) | state.optimiser.tensors()
+    return {name: tensor.detach().clone() for name, tensor in named.items()}
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("optimiser", [o for o in OPTIMISERS if o.count(",") < 3])
+def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(optimiser: str) -> None:
+    plan = make_plan(f"optimiser={optimiser}", "optimiser.lr=0.01", "weight_decay.rate=0.01", "clip.adaptive=0.05")
+    state = fresh(plan, World(CPU))
+    begin(state, plan)
+    saved = advance(plan, state, 2)
+    files = to_files(state)
+    other = restore(fresh(plan, World(CPU)), files, "here")
+    found = dict(other.network.module.state_dict()) | other.optimiser.tensors()
+    assert found.keys() == saved.keys()
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in found.items())
+    one, two = advance(plan, state, 2), advance(plan, other, 2)
+    assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
+    assert any(not torch.equal(tensor, saved[name]) for name, tensor in one.items())
+    assert all(tensor.isfinite().all() for tensor in one.values())

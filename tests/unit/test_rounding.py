@@ -1,0 +1,76 @@
+"""Stochastic rounding: always a neighbour, right on average, and the same wherever it is done."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline import keyed
+from paceline.optim.rounding import chances, round_by_chance
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TYPES = [torch.bfloat16, torch.float16]
+MANY = 40_000
+
+
+def rounded(value: float, dtype: torch.dtype, count: int = MANY) -> Tensor:
+    words = chances(keyed.key(3, "test"), count, 5, torch.device("cpu"))
+    return round_by_chance(torch.full((count,), value), dtype, words)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("value", [1.0, -0.375, 0.0, 2.0**-14, 384.0])
+def test_what_16_bits_can_hold_stays(dtype: torch.dtype, value: float) -> None:
+    assert torch.equal(rounded(value, dtype, 100), torch.full((100,), value, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("value", [1.001, -1.001, 0.3, -3.14159, 1e-3, 777.77, 3e-6, -1.3e-7, 2.0**-14 * 1.0003])
+def test_every_number_becomes_a_neighbour_and_the_mean_is_kept(dtype: torch.dtype, value: float) -> None:
+    made = rounded(value, dtype).double()
+    down, up = made.min(), made.max()
+    exact = float(torch.tensor(value))
+    assert down <= exact <= up
+    assert made.unique().numel() == 2
+    narrow = torch.tensor([down, up], dtype=dtype)
+    between = torch.nextafter(narrow[0], narrow[1]) if dtype == torch.bfloat16 else _next_half(narrow[0])
+    assert between == narrow[1]
+    share = (exact - down) / (up - down)
+    error = float((made.mean() - exact).abs() / (up - down))
+    assert error < 5 * float((share * (1 - share) / MANY).sqrt()) + 1e-4
+
+
+def _next_half(value: Tensor) -> Tensor:
+    bits = value.view(torch.int16)
+    return (bits + (1 if value > 0 else -1)).view(torch.float16)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_infinity_and_not_a_number_pass_through(dtype: torch.dtype) -> None:
+    wide = torch.tensor([float("inf"), -float("inf"), float("nan")])
+    made = round_by_chance(wide, dtype, torch.full((3,), 2**32 - 1))
+    assert made[0] == float("inf")
+    assert made[1] == -float("inf")
+    assert made[2].isnan()
+
+
+def test_small_steps_are_not_lost_on_average() -> None:
+    weight, lost = torch.ones(4000, dtype=torch.bfloat16), torch.ones(4000, dtype=torch.bfloat16)
+    for step in range(200):
+        words = chances(keyed.key(0, "rounding"), 4000, step, torch.device("cpu"))
+        weight = round_by_chance(weight.float() + 1e-4, torch.bfloat16, words)
+        lost = (lost.float() + 1e-4).bfloat16()
+    assert float(weight.float().mean()) == pytest.approx(1.02, abs=0.001)
+    assert torch.all(lost == 1)
+
+
+def test_chances_depend_on_key_step_and_place_alone() -> None:
+    device = torch.device("cpu")
+    few, many = chances(7, 10, 3, device), chances(7, 1000, 3, device)
+    assert torch.equal(few, many[:10])
+    assert not torch.equal(many, chances(7, 1000, 4, device))
+    assert not torch.equal(many, chances(8, 1000, 3, device))
+    assert many.min() >= 0
+    assert many.max() < 2**32

@@ -1,0 +1,78 @@
+"""The loss scale: powers of two that change nothing but rounding, and a dynamic one that heeds bad steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conftest import make_plan
+from paceline.errors import PlanError, SpecError
+from paceline.train.scaling import BOUNDS, PATIENCE, START, LossScale
+
+CPU = torch.device("cpu")
+GOOD, BAD = torch.zeros(()), torch.ones(())
+
+
+def scale(*words: str) -> LossScale:
+    return LossScale(make_plan(*words), CPU)
+
+
+def test_float16_scales_dynamically_and_everything_else_not_at_all() -> None:
+    assert make_plan("on.precision=fp16.32").placement.loss_scale == "dynamic"
+    for precision in ("16.32", "16.16", "32.32", "64.64"):
+        assert make_plan(f"on.precision={precision}").placement.loss_scale == 1.0
+        assert scale(f"on.precision={precision}").now(0) is None
+
+
+def test_a_fixed_scale_is_what_was_written() -> None:
+    fixed = scale("on.loss_scale=128")
+    for step in (0, 7):
+        assert float(fixed.now(step) or 0) == 128
+        fixed.heed(BAD)
+
+
+def test_a_scheduled_scale_changes_at_its_steps() -> None:
+    plan = ("epochs=4", "on.loss_scale={0 epochs: 64, 2 epochs: 512, 75%: 4}")
+    found = [float(scale(*plan).now(step) or 0) for step in (0, 11, 12, 17, 18, 23)]  # 6 steps an epoch
+    assert found == [64, 64, 512, 512, 4, 4]
+
+
+def test_a_bad_step_halves_a_dynamic_scale_and_many_good_ones_double_it() -> None:
+    dynamic = scale("on.loss_scale=dynamic")
+    assert float(dynamic.value) == START
+    dynamic.heed(BAD)
+    assert float(dynamic.value) == START / 2
+    for _ in range(PATIENCE - 1):
+        dynamic.heed(GOOD)
+    assert float(dynamic.value) == START / 2
+    dynamic.heed(GOOD)
+    assert float(dynamic.value) == START
+    assert int(dynamic.good_steps) == 0
+
+
+def test_a_bad_step_starts_the_counting_anew() -> None:
+    dynamic = scale("on.loss_scale=dynamic")
+    for _ in range(PATIENCE - 1):
+        dynamic.heed(GOOD)
+    dynamic.heed(BAD)
+    assert int(dynamic.good_steps) == 0
+    dynamic.heed(GOOD)
+    assert float(dynamic.value) == START / 2
+
+
+def test_a_dynamic_scale_stays_within_bounds() -> None:
+    dynamic = scale("on.loss_scale=dynamic")
+    for _ in range(100):
+        dynamic.heed(BAD)
+    assert float(dynamic.value) == BOUNDS[0]
+
+
+@pytest.mark.parametrize("value", ["100", "0", "-2", "2^30", "true", "{0 epochs: 3}", "{soon: 4}", "33554432"])
+def test_a_scale_that_is_no_power_of_two_in_range_is_refused(value: str) -> None:
+    with pytest.raises(SpecError, match="loss_scale"):
+        make_plan(f"on.loss_scale={value}")
+
+
+def test_a_precision_that_a_device_does_not_have_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"tf32.32 does not exist on cpu; write on.precision=32.32"):
+        make_plan("on.precision=tf32.32")

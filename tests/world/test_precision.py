@@ -1,0 +1,58 @@
+"""16-bit training: resumes are exact, replicas stay the same bits, and rounding by chance keeps small steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import Paceline, make_plan
+from paceline.record import latest, rows_of
+from paceline.train.prove import Trial, differences
+
+STEPS = 6
+
+
+@pytest.mark.parametrize("precision", ["16.16", "16.32", "fp16.16"])
+def test_a_killed_16_bit_run_goes_on_bit_for_bit(tmp_path: Path, precision: str) -> None:
+    plan = make_plan(f"on.precision={precision}", "on.cpu_threads=1", "on.micro_batch=8")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    expected = Trial(whole, None, STEPS).finish(plan)
+    trial = Trial(killed, None, STEPS)
+    assert 2 <= trial.kill_after(plan, 2) < STEPS
+    found = trial.finish(plan)
+    assert max(differences(expected, found).values()) == 0
+    narrow = torch.float16 if precision.startswith("fp16") else torch.bfloat16
+    assert found.tensors["stem.conv.weight"].dtype == (narrow if precision.endswith("16.16") else torch.float32)
+    assert found.tensors["stem.conv.weight.momentum"].dtype == torch.float32
+
+
+def test_16_bit_replicas_agree_with_one_on_the_first_loss_and_with_each_other(
+    paceline: Paceline, tmp_path: Path
+) -> None:
+    (tmp_path / "small.yaml").write_text(
+        "{model: resnet8, data: {name: generated, images: 96, validation_images: 8, classes: 10, side: 8}, "
+        "global_batch: 16, norm_batch: 4, epochs: 1, optimiser: {name: momentum, lr: 0.1}, schedule: constant, "
+        "report: 1 steps}"
+    )
+    for replicas in ("1", "2"):
+        words = ["train", "small.yaml", "--replicas", replicas, "on.precision=16.16", "on.micro_batch=4"]
+        done = paceline(*words, "--out", replicas)
+        assert done.returncode == 0, done.stderr  # every report has compared the replicas' weights
+    one, two = (latest(rows_of(tmp_path / name), "report") for name in ("1", "2"))
+    assert two[0]["loss"] == pytest.approx(one[0]["loss"], rel=1e-2)
+
+
+def test_rounding_by_chance_can_be_turned_off(tmp_path: Path) -> None:
+    outcomes = []
+    for chance in ("true", "false"):
+        folder = tmp_path / chance
+        folder.mkdir()
+        words = ("on.precision=16.16", f"on.stochastic_rounding={chance}", "on.micro_batch=16", "optimiser.lr=0.0001")
+        outcomes.append(Trial(folder, None, 4).finish(make_plan(*words)))
+    by_chance, nearest = (outcome.tensors["stage3/unit1.conv2.weight"].float() for outcome in outcomes)
+    # Steps this small vanish when rounded to the nearest; by chance some weights take them.
+    assert not torch.equal(by_chance, nearest)
