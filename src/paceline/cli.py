@@ -115,6 +115,17 @@ def average(
     raise typer.Exit(verb.run(run, settings or [], last, decay, recalibrate, data, json))
 
 
+@app.command(epilog="Example: paceline repeat runs/mine --step 1200")
+def repeat(
+    run: RunFolder, step: Annotated[int, typer.Option("--step", metavar="S", help="The step to look into.")],
+    settings: OnWords = None, data: Data = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Take one step of a run again and name the first layer whose output is not finite, and its images."""
+    from paceline.command import repeat as verb
+
+    raise typer.Exit(verb.run(run, settings or [], step, data, json))
+
+
 @app.command(epilog="Example: paceline plan cifar10/resnet20 on.replicas=2 on.micro_batch=64")
 def plan(
     recipe: RecipeWord = None, settings: Words = None, data: Data = None, on: On = None, replicas: Replicas = None,

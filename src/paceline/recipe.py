@@ -231,5 +231,9 @@ class Recipe(Settings):
     """Averages of the weights."""
     evaluate: Evaluate = Evaluate()
     """When validation images are judged."""
+    on_bad_step: Literal["skip", "stop"] = "skip"
+    """What follows a step whose gradient is not finite, which changes nothing: the next one, or the end of the run."""
+    bad_steps_in_a_row: Count = 100
+    """So many bad steps in a row end the run in any case."""
     report: Interval = Duration.parse("0.1 epochs")
     """How often losses are read from the device and reported."""

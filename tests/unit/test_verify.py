@@ -72,6 +72,20 @@ def test_what_is_not_finite_is_never_the_same(key: str, part: str, value: float)
         assert not differences(broken, outcome(**{key: value}))[part] <= LIMIT  # two runs that both broke prove nothing
 
 
+def test_what_is_zero_but_for_rounding_is_measured_beside_the_largest_of_its_kind() -> None:
+    def trial(noise: float, small: float, mean: float) -> Outcome:
+        values = {"a.weight": 2.0, "a.bias": noise, "a.weight.momentum": 1e-3, "a.bias.momentum": small}
+        tensors = {name: torch.tensor([value], dtype=torch.float64) for name, value in values.items()}
+        norm = {"b.running_mean": torch.tensor([mean]).double(), "b.running_var": torch.tensor([4.0]).double()}
+        return Outcome([1.0], tensors | norm)
+
+    one = trial(noise=1e-18, small=1e-12, mean=1e-15)
+    assert differences(one, trial(-1e-18, 1e-12, 1e-15))["weights"] == pytest.approx(1e-18)
+    assert differences(one, trial(1e-18, 3e-12, 1e-15))["weights"] == pytest.approx(2)  # small, and yet not rounding
+    assert differences(one, trial(1e-18, 1e-12, -1e-15))["statistics"] == pytest.approx(1e-15)  # beside a spread of 2
+    assert differences(one, trial(1e-18, 1e-12, 1.0))["statistics"] == pytest.approx(0.5)
+
+
 def test_the_difference_of_zeros_is_zero() -> None:
     assert difference(torch.zeros(3), torch.zeros(3)) == 0
     assert difference(torch.zeros(3), torch.ones(3)) > 1

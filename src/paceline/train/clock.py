@@ -46,7 +46,8 @@ class Clock:
     def report(self, state: State) -> dict[str, Any]:
         """The row of a report, and the sums start anew. The one place where the host waits for the device."""
         plan = self._plan
-        sums = torch.cat([state.tally, state.last, state.bad_steps[None]]).tolist()
+        counts = torch.stack([state.bad_steps, state.last_good, state.last_bad])
+        sums = torch.cat([state.tally, state.last, counts]).tolist()
         now = time.perf_counter()
         seconds = max(now - self._mark - self._paused, 1e-9)
         self._total += now - self._mark
@@ -61,6 +62,8 @@ class Clock:
             "last_loss": sums[2] / plan.global_batch,
             "last_top1": sums[3] / plan.global_batch,
             "bad_steps": int(sums[4]),
+            "bad_steps_in_a_row": state.step - int(sums[5]),
+            "last_bad_step": int(sums[6]),
             "images": images,
             "step_seconds": seconds / max(1, state.step - self._step),
             "images_per_second": done / seconds,

@@ -1,8 +1,9 @@
-"""Which checkpoints stay on disk."""
+"""Which checkpoints stay on disk, and when a run of bad steps is ended."""
 
 from __future__ import annotations
 
 from paceline import checkpoint
+from paceline.errors import Broken
 from paceline.plan import Plan
 from paceline.record import Row, Run, best_step
 from paceline.train.state import State, to_files
@@ -32,3 +33,17 @@ def to_keep(plan: Plan, saved: list[int], rows: list[Row]) -> set[int]:
             firsts.setdefault(int(step * plan.global_batch // stretch), step)
         keep |= set(firsts.values())
     return keep
+
+
+def heed_bad_steps(plan: Plan, run: Run, state: State, row: Row) -> None:
+    """End a run, saved, whose recipe does not want bad steps, or which has nothing but bad ones any more."""
+    recipe, found = plan.recipe, row["bad_steps_in_a_row"]
+    fresh = row["last_bad_step"] > row["step"] - row["images"] // plan.global_batch  # since the report before
+    if recipe.on_bad_step == "stop" and fresh:
+        what = f"the gradient of step {row['last_bad_step']} was not finite, and on_bad_step is stop"
+    elif found >= recipe.bad_steps_in_a_row:
+        what = f"the gradients of the last {found} steps were not finite"
+    else:
+        return
+    save(plan, run, state)
+    raise Broken(f"{what}; look into it with: paceline repeat {run.folder} --step {row['last_bad_step']}")

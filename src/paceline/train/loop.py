@@ -11,7 +11,7 @@ from paceline.record import Run
 from paceline.sink import Sink
 from paceline.train.clock import Clock
 from paceline.train.evaluate import judge
-from paceline.train.keep import save
+from paceline.train.keep import heed_bad_steps, save
 from paceline.train.state import State, compare_replicas
 from paceline.train.wishes import Wishes
 from paceline.world import World
@@ -36,7 +36,9 @@ def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink
             if last or reports.due(state.step):
                 # Apart from validating and saving, reading the sums is the only wait for the device.
                 compare_replicas(world, state)
-                sink.report(run.write("report", **clock.report(state)))
+                row = run.write("report", **clock.report(state))
+                sink.report(row)
+                heed_bad_steps(plan, run, state, row)
             if last or judgements.due(state.step):
                 with clock.pause():
                     row = judge(plan, world, state, loader)
@@ -60,8 +62,8 @@ def update(plan: Plan, world: World, state: State, share: list[MicroBatch], wish
     network.statistics.settle(sums, plan.norm_total, bad)
     state.last.copy_(tally)
     state.tally += state.last
-    state.bad_steps += bad
     wishes.hear(heard)
     state.step += 1
+    state.count(bad)
     if state.average:
         state.average.move(state.step, bad)

@@ -38,6 +38,10 @@ class State:
     """Loss and hits of the last step."""
     bad_steps: Tensor
     """How many steps were skipped because a gradient was not finite."""
+    last_good: Tensor
+    """The last step that was not skipped."""
+    last_bad: Tensor
+    """The last step that was; 0 before any."""
     scale: LossScale
     """What the loss is multiplied by before the backward pass."""
     average: Average | None = None
@@ -45,6 +49,12 @@ class State:
     reported: int = 0
     """The step of the last report."""
     step: int = 0
+
+    def count(self, bad: Tensor) -> None:
+        """Take note of a step that is done, on the device."""
+        self.bad_steps += bad
+        self.last_good.copy_(torch.where(bad > 0, self.last_good, self.step))
+        self.last_bad.copy_(torch.where(bad > 0, self.step, self.last_bad))
 
 
 def fresh(plan: Plan, world: World) -> State:
@@ -54,7 +64,9 @@ def fresh(plan: Plan, world: World) -> State:
     sums = torch.zeros(2, len(TALLY), dtype=exact(world.device), device=world.device)
     decay = plan.recipe.average.decay
     average = None if decay is None else Average(plan, network.module, decay)
-    return State(network, optimiser, sums[0], sums[1], sums.new_zeros(()), LossScale(plan, world.device), average)
+    bad, last_good, last_bad = sums.new_zeros(3)
+    scale = LossScale(plan, world.device)
+    return State(network, optimiser, sums[0], sums[1], bad, last_good, last_bad, scale, average)
 
 
 def begin(state: State, plan: Plan) -> Adoption | None:
@@ -79,6 +91,8 @@ def to_files(state: State) -> dict[str, bytes]:
         "tally": state.tally.tolist(),
         "last": state.last.tolist(),
         "bad_steps": int(state.bad_steps),
+        "last_good": int(state.last_good),
+        "last_bad": int(state.last_bad),
         "loss_scale": float(state.scale.value),
         "good_steps": int(state.scale.good_steps),
     }
@@ -105,7 +119,8 @@ def restore(state: State, files: dict[str, bytes], where: str) -> State:
     _restore_average(state, files, rest["step"], where)
     state.tally.copy_(torch.tensor(rest["tally"], dtype=state.tally.dtype))
     state.last.copy_(torch.tensor(rest["last"], dtype=state.last.dtype))
-    state.bad_steps.fill_(rest["bad_steps"])
+    for count in ("bad_steps", "last_good", "last_bad"):
+        getattr(state, count).fill_(rest[count])
     if state.scale.dynamic and rest["loss_scale"] != 1.0:  # one that was fixed at 1 says nothing of a dynamic one
         state.scale.value.fill_(rest["loss_scale"])
         state.scale.good_steps.fill_(rest["good_steps"])
