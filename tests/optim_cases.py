@@ -82,10 +82,11 @@ def steps(weights: dict[str, nn.Parameter], count: int) -> Iterator[dict[str, Te
 
 def plan_of(optimiser: str, *words: str, shapes: Shapes = FEW) -> Plan:
     """A plan for a network whose blocks are those of the parameters."""
-    recipe = make_recipe(f"optimiser={optimiser}", *words)
+    recipe = make_recipe(f"optimiser={optimiser}", *(word for word in words if not word.startswith("on.")))
+    placement = Placement(stochastic_rounding="on.stochastic_rounding=false" not in words)
     assert recipe.data is not None
     blocks = tuple(dict.fromkeys(name.partition(".")[0] for name in shapes))
-    return make_plan(recipe, Placement(), recipe.data, Machine(1, 1 << 30), NetworkFacts(1, 1, blocks=blocks))
+    return make_plan(recipe, placement, recipe.data, Machine(1, 1 << 30), NetworkFacts(1, 1, blocks=blocks))
 
 
 def everything(weights: dict[str, nn.Parameter], optimiser: Optimiser) -> dict[str, Tensor]:

@@ -145,12 +145,11 @@ class Plan:
 
     @cached_property
     def averaged_steps(self) -> list[int]:
-        """The steps whose checkpoints the end of the run averages: the last few that `on.save` names, whatever else a
-        stop or a wish has saved."""
+        """The steps whose checkpoints the end of the run averages, which are saved whatever else is."""
         if self.recipe.average.last is None:
             return []
-        saves = self.rhythm(self.placement.save)
-        named = (step for step in range(self.steps, 0, -1) if step == self.steps or saves.due(step))
+        rhythm = self.rhythm(self.recipe.average.apart)
+        named = (step for step in range(self.steps, 0, -1) if step == self.steps or rhythm.due(step))
         return sorted(islice(named, self.recipe.average.last))
 
     def images_in(self, duration: Duration) -> Fraction:
@@ -187,8 +186,17 @@ def make_plan(
     _check_blocks(plan)
     _check_layout(plan)
     _check_mixing(plan)
+    if recipe.on_bad_step == "stop" and plan.placement.loss_scale == "dynamic":
+        raise PlanError(
+            "a dynamic loss scale finds its size by bad steps; write on_bad_step=skip, or a fixed on.loss_scale"
+        )
     _check_average(plan)
     return plan
+
+
+def mixes(recipe: Recipe, micro_batch: int) -> bool:
+    """Whether micro-batches hold whole blocks of images that are mixed with each other."""
+    return not recipe.mix.active or micro_batch % recipe.mix.block == 0
 
 
 def fits(global_batch: int, norm_batch: int | None, replicas: int, micro_batch: int) -> bool:
@@ -242,6 +250,8 @@ def _check_pictures(recipe: Recipe, facts: Facts, network: NetworkFacts) -> None
     for key, given in (("augment.policy", augment.policy is not None), ("augment.colour", augment.colour.active)):
         if given and facts.channels != 3:
             raise PlanError(f"{key} is for images of three channels, and these have {facts.channels}; leave it out")
+    if augment.side and isinstance(recipe.model, Outside):
+        raise PlanError("augment.side is for networks of Paceline's; leave it out, or choose one of them")
     for when, side in augment.side.items():
         if not network.smallest_side <= side <= facts.side:
             raise PlanError(
@@ -290,7 +300,7 @@ def _decide(
     micro_batch = asked.micro_batch
     if micro_batch == "auto":
         room = _images_that_fit(device, precision, replicas, machine, network)
-        micro_batch = _best_micro_batch(recipe.global_batch, norm_batch, replicas, room)
+        micro_batch = _best_micro_batch(recipe, norm_batch, replicas, room)
     side = facts.side + 2 * recipe.augment.pad
     bytes_of_data = (facts.images + facts.validation_images) * side * side * facts.channels
     resident = asked.resident if asked.resident != "auto" else bytes_of_data <= 1 << 30
@@ -326,9 +336,11 @@ def _images_that_fit(device: str, precision: str, replicas: int, machine: Machin
     return max(1, int(free / (2 * width * max(1, network.activations))))
 
 
-def _best_micro_batch(global_batch: int, norm_batch: int | None, replicas: int, room: int) -> int:
+def _best_micro_batch(recipe: Recipe, norm_batch: int | None, replicas: int, room: int) -> int:
     """The size with the least work for the busiest replica, each forward pass counting as eight images more."""
+    global_batch = recipe.global_batch
     able = [m for m in _divisors(global_batch) if fits(global_batch, norm_batch, replicas, m)]
+    able = [m for m in able if mixes(recipe, m)] or able
     small = [m for m in able if m <= room] or able[:1]
     return min(small, key=lambda m: (math.ceil(global_batch / m / replicas) * (m + 8), -m))
 
@@ -356,35 +368,28 @@ def _check_layout(plan: Plan) -> None:
 
 
 def _check_mixing(plan: Plan) -> None:
-    block, m = plan.recipe.mix.block, plan.micro_batch
-    if not plan.recipe.mix.active or m % block == 0:
+    G, n, R, m, mix = plan.global_batch, plan.norm_batch, plan.replicas, plan.micro_batch, plan.recipe.mix  # noqa: N806
+    if mix.switch is not None and (mix.cutmix is None or not mix.mixup):
+        raise PlanError("mix.switch chooses between mixup and cutmix; write both, or leave it out")
+    if mixes(plan.recipe, m):
         return
-    able = [d for d in _divisors(plan.global_batch) if d > 1 and m % d == 0]
-    remedy = f"the nearest that does is mix.block={min(able, key=lambda d: abs(d - block))}" if able else ""
-    raise PlanError(
-        f"mix.block {block} does not divide on.micro_batch {m}, so that neighbours would be parted; "
-        f"{remedy or 'write a larger on.micro_batch'}"
-    )
+    able = [d for d in _divisors(G) if fits(G, n, R, d) and mixes(plan.recipe, d)]
+    blocks = [d for d in _divisors(m) if d > 1]
+    if able:
+        remedy = f"the nearest that fits is on.micro_batch={min(able, key=lambda d: (abs(d - m), d))}"
+    elif blocks:
+        remedy = f"no micro-batch of this recipe fits; write mix.block={min(blocks, key=lambda d: abs(d - mix.block))}"
+    else:
+        remedy = "no micro-batch of this recipe fits"
+    raise PlanError(f"mix.block {mix.block} does not divide on.micro_batch {m}, which parts neighbours; {remedy}")
 
 
 def _check_average(plan: Plan) -> None:
-    last, placement = plan.recipe.average.last, plan.placement
-    if last is None:
-        return
-    if placement.save.unit == "seconds":
+    last, found = plan.recipe.average.last, len(plan.averaged_steps)
+    if last is not None and found < last:
         raise PlanError(
-            f"average.last={last} would average what the clock saved; write on.save in epochs, steps, images or %"
-        )
-    if placement.keep_last < last:
-        raise PlanError(
-            f"average.last={last} needs more checkpoints than on.keep_last={placement.keep_last} keeps; "
-            f"write on.keep_last={last}"
-        )
-    if len(plan.averaged_steps) < last:
-        raise PlanError(
-            f"average.last={last}, and a run of {plan.steps} steps with on.save={placement.save} saves "
-            f"{len(plan.averaged_steps)} checkpoints after its start; write average.last={len(plan.averaged_steps)} "
-            "or save more often"
+            f"average.last={last}, and of this run's steps {found} are {plan.recipe.average.apart} apart; "
+            f"write average.last={found} or a shorter average.apart"
         )
 
 

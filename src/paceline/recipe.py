@@ -182,7 +182,9 @@ class Average(Settings):
     start: Length = Duration.parse("0 epochs")
     """How long before it begins, as a copy of the weights; until then the weights themselves are judged."""
     last: Count | None = None
-    """At the end, average the last so many of the checkpoints that on.save names, and judge that one too."""
+    """At the end, average so many checkpoints, the last one and those before it, and judge that average too."""
+    apart: Interval = Duration.parse("1 epoch")
+    """How far apart those checkpoints are."""
 
 
 class Recipe(Settings):

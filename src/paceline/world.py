@@ -159,8 +159,9 @@ def join(plan: Plan, launch: Launch | None) -> World:
 
 
 def _digest(plan: Plan) -> str:
-    """What all replicas must agree on: the recipe and how its steps are cut."""
-    shared = plan.placement.model_dump_json(include={"replicas", "micro_batch", "precision", "device"})
+    """What all replicas must agree on: the recipe, how its steps are cut, and their arithmetic."""
+    keys = {"replicas", "micro_batch", "precision", "device", "recompute", "loss_scale", "stochastic_rounding"}
+    shared = plan.placement.model_dump_json(include=keys)
     return hashlib.sha256((plan.recipe.model_dump_json() + shared).encode()).hexdigest()
 
 

@@ -332,9 +332,8 @@ def test_blending_rounds_once_to_the_stored_type() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("average.last=4", "epochs=9"), r"on.keep_last=3 keeps; write on.keep_last=4"),
-        (("average.last=3", "on.save=10 minutes"), "the clock"),
-        (("average.last=3", "epochs=2"), "saves 2 checkpoints after its start; write average.last=2"),
+        (("average.last=3", "epochs=2"), "2 are 1 epoch apart; write average.last=2 or a shorter average.apart"),
+        (("average.last=9", "epochs=2", "average.apart=2 steps"), "6 are 2 steps apart; write average.last=6"),
     ],
 )
 def test_checkpoints_that_will_not_be_there_cannot_be_averaged(words: tuple[str, ...], message: str) -> None:
@@ -342,8 +341,9 @@ def test_checkpoints_that_will_not_be_there_cannot_be_averaged(words: tuple[str,
         make_plan(*words)
 
 
-def test_the_end_averages_what_on_save_names_whatever_a_stop_has_saved() -> None:
-    plan = make_plan("epochs=6", "average.last=3", "on.save=7 steps")
+@pytest.mark.parametrize("words", [(), ("on.save=10 minutes",), ("on.save=5 steps",)])
+def test_the_end_averages_what_the_recipe_names_whatever_else_is_saved(words: tuple[str, ...]) -> None:
+    plan = make_plan("epochs=6", "average.last=3", "average.apart=7 steps", *words)
     assert plan.steps == 36
     assert plan.averaged_steps == [28, 35, 36]
     assert to_keep(plan, [0, 7, 14, 21, 28, 33, 34, 35, 36], []) == {28, 34, 35, 36}
@@ -353,7 +353,7 @@ def test_the_end_averages_what_on_save_names_whatever_a_stop_has_saved() -> None
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_run_ends_with_the_mean_of_its_last_checkpoints(tmp_path: Path, damaged: bool) -> None:
-    plan = make_plan("epochs=2", "average.last=3", "on.save=4 steps")
+    plan = make_plan("epochs=2", "average.last=3", "average.apart=4 steps", "on.save=100%")
     run, state, loader = trained(plan, tmp_path)
     saved = {step: run.checkpoints / checkpoint.name_of(step) / "network.safetensors" for step in (4, 8, 12)}
     if damaged:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import make_plan, make_recipe
+from paceline.command.verify import choose_layouts
 from paceline.data.mix import ROWS, Numbers, betas, draw
 from paceline.errors import PlanError
 from paceline.model.mixing import mix
@@ -131,9 +132,28 @@ def test_mixing_does_not_reach_beyond_a_block() -> None:
         assert torch.equal(part, torch.cat([half[number] for half in halves]))
 
 
-def test_a_block_that_does_not_divide_the_micro_batch_is_refused_with_one_that_does() -> None:
-    with pytest.raises(PlanError, match=r"mix.block 4 does not divide on.micro_batch 2, .* mix.block=2"):
+def test_a_block_that_does_not_divide_the_micro_batch_is_refused_with_what_fits() -> None:
+    with pytest.raises(PlanError, match=r"mix.block 4 does not divide on.micro_batch 2, .* fits is on.micro_batch=4"):
         make_plan("mix.mixup=0.2", "on.micro_batch=2", "norm=group")
-    with pytest.raises(PlanError, match=r"mix.block 4 does not divide on.micro_batch 1, .* larger on.micro_batch"):
-        make_plan("mix.mixup=0.2", "on.micro_batch=1", "norm=group")
+    with pytest.raises(PlanError, match=r"mix.block 5 does not divide .* no micro-batch .* fits; write mix.block=4"):
+        make_plan("mix.mixup=0.2", "mix.block=5", "on.micro_batch=4")
     assert make_plan("on.micro_batch=1", "norm=group").micro_batch == 1  # nothing is mixed
+
+
+def test_an_automatic_micro_batch_holds_whole_blocks() -> None:
+    words = ("mix.mixup=0.2", "mix.block=16", "norm_batch=8", "global_batch=64", "on.replicas=8")
+    assert make_plan(*words).micro_batch % 16 == 0
+
+
+def test_a_switch_without_both_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"mix.switch chooses between mixup and cutmix"):
+        make_plan("mix={mixup: 0.2, switch: 0.5}")
+
+
+@pytest.mark.parametrize(
+    "words", [("norm=group",), ("norm_batch=4",), ("norm_batch=16", "mix.block=8"), ("global_batch=24", "norm_batch=8")]
+)
+def test_verify_finds_layouts_that_keep_neighbours_together(words: tuple[str, ...]) -> None:
+    settings = make_recipe("mix.mixup=0.2", *words)
+    assert all(layout.micro_batch % settings.mix.block == 0 for layout in choose_layouts(settings))
+    assert choose_layouts(settings)

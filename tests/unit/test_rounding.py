@@ -47,6 +47,14 @@ def _next_half(value: Tensor) -> Tensor:
     return (bits + (1 if value > 0 else -1)).view(torch.float16)
 
 
+@pytest.mark.parametrize("steps", [0, 1, 3, 1000])
+def test_the_largest_chance_does_not_move_what_float16_can_hold(steps: int) -> None:
+    exact = torch.tensor([steps * 2.0**-24])
+    made = round_by_chance(exact, torch.float16, torch.tensor([2**32 - 1]))
+    assert made.item() == exact.item()
+    assert round_by_chance(exact, torch.float16, torch.tensor([0])).item() == exact.item()
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_infinity_and_not_a_number_pass_through(dtype: torch.dtype) -> None:
     wide = torch.tensor([float("inf"), -float("inf"), float("nan")])

@@ -7,7 +7,10 @@ import torch
 
 from conftest import make_plan
 from paceline.errors import PlanError, SpecError
+from paceline.plan import Plan
 from paceline.train.scaling import BOUNDS, PATIENCE, START, LossScale
+from paceline.train.state import State, begin, fresh, restore, to_files
+from paceline.world import join
 
 CPU = torch.device("cpu")
 GOOD, BAD = torch.zeros(()), torch.ones(())
@@ -65,6 +68,29 @@ def test_a_dynamic_scale_stays_within_bounds() -> None:
     for _ in range(100):
         dynamic.heed(BAD)
     assert float(dynamic.value) == BOUNDS[0]
+
+
+def test_a_dynamic_scale_is_resumed_wherever_it_stands() -> None:
+    plan = make_plan("on.loss_scale=dynamic")
+    state = begin_state(plan)
+    state.scale.value.fill_(1.0)
+    state.scale.good_steps.fill_(1500)
+    again = restore(fresh(plan, join(plan, None)), to_files(state), "test")
+    assert float(again.scale.value) == 1
+    assert int(again.scale.good_steps) == 1500
+    other = make_plan("on.loss_scale=4")
+    assert float(restore(fresh(other, join(other, None)), to_files(state), "test").scale.now(0) or 0) == 4
+
+
+def begin_state(plan: Plan) -> State:
+    state = fresh(plan, join(plan, None))
+    begin(state, plan)
+    return state
+
+
+def test_a_recipe_that_stops_at_bad_steps_wants_a_fixed_scale() -> None:
+    with pytest.raises(PlanError, match="a dynamic loss scale finds its size by bad steps"):
+        make_plan("on.precision=fp16.32", "on_bad_step=stop")
 
 
 @pytest.mark.parametrize("value", ["100", "0", "-2", "2^30", "true", "{0 epochs: 3}", "{soon: 4}", "33554432"])

@@ -46,6 +46,11 @@ def test_16_bit_replicas_agree_with_one_on_the_first_loss_and_with_each_other(
     assert two[0]["loss"] == pytest.approx(one[0]["loss"], rel=1e-2)
 
 
+def test_a_16_bit_replica_without_a_micro_batch_adds_zeros(tmp_path: Path) -> None:
+    plan = make_plan("on.precision=16.16", "on.replicas=5", "on.micro_batch=4")
+    assert len(Trial(tmp_path, None, 2).finish(plan).losses) == 2
+
+
 def test_rounding_by_chance_can_be_turned_off(tmp_path: Path) -> None:
     outcomes = []
     for chance in ("true", "false"):

@@ -17,7 +17,7 @@ from paceline.errors import PlanError, SpecError
 from paceline.model import tables
 from paceline.pictures import Augment
 from paceline.placement import Placement
-from paceline.plan import fits
+from paceline.plan import fits, mixes
 from paceline.recipe import BatchNorm, Made, Recipe
 from paceline.spec import Tree
 
@@ -89,7 +89,10 @@ def shrink(recipe: Recipe) -> tuple[Recipe, list[str]]:
     if recipe.global_batch > 128:
         norm = recipe.norm_batch or recipe.global_batch
         # Near 16: smaller groups would measure rounding, larger ones only take longer.
-        near = min((d for d in range(1, norm + 1) if norm % d == 0 and d >= min(8, norm)), key=lambda d: abs(d - 16))
+        least = max(8, recipe.mix.block if recipe.mix.active else 8)
+        near = min(
+            (d for d in range(1, norm + 1) if norm % d == 0 and d >= min(least, norm)), key=lambda d: abs(d - 16)
+        )
         batch = near if norm == recipe.global_batch else 2 * near
         changes |= {"global_batch": batch, "norm_batch": near}
         told.append(f"global_batch {recipe.global_batch} -> {batch}, norm_batch {norm} -> {near}")
@@ -128,7 +131,7 @@ def choose_layouts(recipe: Recipe) -> list[Layout]:
     able: dict[tuple[Any, ...], Layout] = {}
     for layout in wanted:
         m = layout.micro_batch
-        if 0 < m <= G and fits(G, n, layout.replicas, m):
+        if 0 < m <= G and fits(G, n, layout.replicas, m) and mixes(recipe, m):
             able.setdefault((layout.replicas, m, layout.recompute), layout)
     return list(able.values())
 

@@ -16,9 +16,10 @@ class Dropout(nn.Module):
     def __init__(self, rate: float, features: int) -> None:
         super().__init__()
         self.rate, self.features = rate, features
+        """Features are counted later in networks of other packages, and until then nothing is dropped."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.rate == 0:
+        if not self.training or self.rate == 0 or self.features == 0:
             return x
         return x * self.kept.to(x.dtype).view(x.shape)
 

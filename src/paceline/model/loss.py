@@ -18,7 +18,7 @@ def make_loss(settings: Loss, classes: int) -> Losses:
     """The loss of a recipe."""
     smoothing = settings.label_smoothing
     # Spread over the other classes only, epsilon is what torch calls epsilon * K / (K - 1).
-    smoothing = smoothing if settings.smooth_over == "all" else smoothing * classes / (classes - 1)
+    smoothing *= classes / (classes - 1) if smoothing and settings.smooth_over == "others" else 1
 
     def cross_entropy(scores: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         if weights is None:

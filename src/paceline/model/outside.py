@@ -106,17 +106,18 @@ def _probe(block: nn.Module, facts: Facts, name: str) -> None:
         for part in block.modules()
         if isinstance(part, Dropout)
     ]
+    before = torch.get_rng_state()
     try:
         block.eval()(images)
-        for hook in hooks:
-            hook.remove()
         Statistics(block, passes=1, groups=1)
         for part in block.modules():
             if isinstance(part, BatchNormAct):
                 part.images = PROBE
-        Chances(block, 0, torch.float32).draw(torch.arange(PROBE))
-        before = torch.get_rng_state()
-        block.train()(images)
+        for _ in range(2):  # auxiliary heads speak in training alone, and the second time their dropouts are at work
+            Chances(block, 0, torch.float32).draw(torch.arange(PROBE))
+            block.train()(images)
+        for hook in hooks:
+            hook.remove()
     except (RuntimeError, ValueError, TypeError, AssertionError) as fault:
         size = f"{facts.channels} x {facts.side} x {facts.side}"
         raise PlanError(f"{name} does not take images of {size}: {_first_line(fault)}") from None

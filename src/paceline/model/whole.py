@@ -97,7 +97,7 @@ class Whole:
         assert wishes is not None
         for parameter in self.parameters:
             if parameter.grad is None:  # no micro-batch in the last round: this replica adds zeros
-                parameter.grad = torch.zeros_like(parameter)
+                parameter.grad = torch.zeros_like(parameter, dtype=self.dtype)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         tail = [tally, wishes] if sums is None else [sums, tally, wishes]
         row = world.sum(torch.cat([g.reshape(-1) for g in gradients] + tail))

@@ -24,7 +24,9 @@ def round_by_chance(wide: Tensor, dtype: torch.dtype, words: Tensor) -> Tensor:
     # carries into it as often as what is cut off is large.
     near = ((wide.view(torch.int32) + noise) & -(1 << dropped)).view(torch.float32)
     if dtype == torch.float16:
-        steps = (wide.abs() * 2.0**24 + words * 2.0**-32).floor()
+        places = wide.abs() * 2.0**24
+        steps = places.floor()
+        steps = steps + (places - steps > (words >> 8) * 2.0**-24)
         near = torch.where(wide.abs() < _LEAST_HALF, torch.copysign(steps * 2.0**-24, wide), near)
     return torch.where(wide.isfinite(), near, wide).to(dtype)
 

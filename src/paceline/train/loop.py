@@ -43,7 +43,8 @@ def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink
                 with clock.pause():
                     row = judge(plan, world, state, loader)
                 sink.validation(run.write("validation", **clock.validation(state.step, row)))
-            if last or (saves and saves.due(state.step)) or wishes.save or wishes.stop:
+            planned = (saves and saves.due(state.step)) or state.step in plan.averaged_steps
+            if last or planned or wishes.save or wishes.stop:
                 with clock.pause():
                     save(plan, run, state)
     return state.step == plan.steps

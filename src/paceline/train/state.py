@@ -23,6 +23,8 @@ from paceline.plan import Plan
 from paceline.train.scaling import LossScale
 from paceline.world import World
 
+KEPT = ("step", "reported", "tally", "last", "bad_steps", "last_good", "last_bad", "loss_scale", "good_steps")
+"""What state.json holds."""
 NETWORK, AVERAGE = "network.safetensors", "average.safetensors"
 
 
@@ -93,7 +95,7 @@ def to_files(state: State) -> dict[str, bytes]:
         "bad_steps": int(state.bad_steps),
         "last_good": int(state.last_good),
         "last_bad": int(state.last_bad),
-        "loss_scale": float(state.scale.value),
+        "loss_scale": float(state.scale.value) if state.scale.dynamic else None,
         "good_steps": int(state.scale.good_steps),
     }
     files = {
@@ -109,7 +111,7 @@ def to_files(state: State) -> dict[str, bytes]:
 def restore(state: State, files: dict[str, bytes], where: str) -> State:
     """Take up a checkpoint's content; names, shapes and types must be those of this network."""
     try:
-        rest: dict[str, Any] = json.loads(files["state.json"])
+        rest: dict[str, Any] = {key: json.loads(files["state.json"])[key] for key in KEPT}
         network = tensors_from(files[NETWORK])
         optimiser = tensors_from(files["optimiser.safetensors"])
     except (KeyError, ValueError, SafetensorError) as fault:
@@ -121,7 +123,7 @@ def restore(state: State, files: dict[str, bytes], where: str) -> State:
     state.last.copy_(torch.tensor(rest["last"], dtype=state.last.dtype))
     for count in ("bad_steps", "last_good", "last_bad"):
         getattr(state, count).fill_(rest[count])
-    if state.scale.dynamic and rest["loss_scale"] != 1.0:  # one that was fixed at 1 says nothing of a dynamic one
+    if state.scale.dynamic and rest["loss_scale"] is not None:  # one that was fixed says nothing of a dynamic one
         state.scale.value.fill_(rest["loss_scale"])
         state.scale.good_steps.fill_(rest["good_steps"])
     state.reported, state.step = rest["reported"], rest["step"]
