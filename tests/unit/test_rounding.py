@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from paceline import keyed
-from paceline.optim.rounding import chances, round_by_chance
+from paceline.optim import rounding
+from paceline.optim.rounding import Chances, round_by_chance
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -16,7 +17,7 @@ MANY = 40_000
 
 
 def rounded(value: float, dtype: torch.dtype, count: int = MANY) -> Tensor:
-    words = chances(keyed.key(3, "test"), count, 5, torch.device("cpu"))
+    words = Chances(keyed.key(3, "test"), count, torch.device("cpu")).at(5)
     return round_by_chance(torch.full((count,), value), dtype, words)
 
 
@@ -66,9 +67,9 @@ def test_infinity_and_not_a_number_pass_through(dtype: torch.dtype) -> None:
 
 def test_small_steps_are_not_lost_on_average() -> None:
     weight, lost = torch.ones(4000, dtype=torch.bfloat16), torch.ones(4000, dtype=torch.bfloat16)
+    bits = Chances(keyed.key(0, "rounding"), 4000, torch.device("cpu"))
     for step in range(200):
-        words = chances(keyed.key(0, "rounding"), 4000, step, torch.device("cpu"))
-        weight = round_by_chance(weight.float() + 1e-4, torch.bfloat16, words)
+        weight = round_by_chance(weight.float() + 1e-4, torch.bfloat16, bits.at(step))
         lost = (lost.float() + 1e-4).bfloat16()
     assert float(weight.float().mean()) == pytest.approx(1.02, abs=0.001)
     assert torch.all(lost == 1)
@@ -76,9 +77,20 @@ def test_small_steps_are_not_lost_on_average() -> None:
 
 def test_chances_depend_on_key_step_and_place_alone() -> None:
     device = torch.device("cpu")
-    few, many = chances(7, 10, 3, device), chances(7, 1000, 3, device)
+    few, many = Chances(7, 10, device).at(3), Chances(7, 1000, device).at(3)
     assert torch.equal(few, many[:10])
-    assert not torch.equal(many, chances(7, 1000, 4, device))
-    assert not torch.equal(many, chances(8, 1000, 3, device))
+    assert not torch.equal(many, Chances(7, 1000, device).at(4))
+    assert not torch.equal(many, Chances(8, 1000, device).at(3))
     assert many.min() >= 0
     assert many.max() < 2**32
+
+
+def test_chances_made_for_many_steps_are_those_of_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cpu")
+    together = Chances(7, 1000, device)
+    in_turn = [together.at(step) for step in (0, 1, 31, 32, 100, 5, 6)]
+    monkeypatch.setattr(rounding, "MOST_STEPS", 1)
+    for step, bits in zip((0, 1, 31, 32, 100, 5, 6), in_turn, strict=True):
+        assert torch.equal(bits, Chances(7, 1000, device).at(step))
+    monkeypatch.setattr(rounding, "AT_ONCE", 10)
+    assert torch.equal(Chances(7, 1000, device).at(32), in_turn[3])

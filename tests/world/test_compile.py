@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_recipe
+from paceline.dataset import Facts
 from paceline.model.build import build_network
 from paceline.model.chance import Chances, Dropout, StochasticDepth
 from paceline.model.network import Network
 from paceline.model.norm import Statistics
-from paceline.recipe import Facts
 from paceline.train.prove import Outcome, differences
 
 pytestmark = [
@@ -88,7 +88,7 @@ class Training:
     def learn(self, forward: Callable[[Tensor], Any], number: int) -> Outcome:
         """Scores of all heads, gradients, and the statistics that the norms leave in their places."""
         self.network.zero_grad()
-        pairs = [pair for norm in self.statistics.norms for pair in norm.places]
+        pairs = [pair for norm in self.statistics.norms for pair in zip(*norm.places, strict=True)]
         for value in (value for pair in pairs for value in pair):
             value.fill_(7)
         count = torch.Size(self.shape).numel()

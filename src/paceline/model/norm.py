@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -117,8 +117,8 @@ class BatchNormAct(NormAct):
     """Normalisation over `images` images of each channel: neighbours in a micro-batch, or across neighbouring replicas.
 
     Running statistics do not move in a forward pass. Each norm group of the pass leaves its mean and unbiased variance
-    in its place of `places`, and in the same place when it is computed again; `Statistics` moves the running statistics
-    once per optimiser step, whatever the number of passes.
+    in its rows of the two `places`, and in the same ones when it is computed again; `Statistics` moves the running
+    statistics once per optimiser step, whatever the number of passes.
     """
 
     running_mean: Tensor
@@ -138,7 +138,7 @@ class BatchNormAct(NormAct):
         self.neighbours: Neighbours | None = None
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
-        self.places: list[tuple[Tensor, Tensor]] = []
+        self.places = (torch.empty(0, channels), torch.empty(0, channels))
 
     def normalise(self, x: Tensor) -> Tensor:
         if not self.training:
@@ -147,25 +147,35 @@ class BatchNormAct(NormAct):
             )
         if self.neighbours is not None:
             return self._across_replicas(x, self.neighbours)
-        if self.images == len(x):
-            return self._one_group(x, 0)
-        return torch.cat([self._one_group(group, number) for number, group in enumerate(x.split(self.images))])
+        if torch.compiler.is_compiling():
+            return self._by_formula(x)
+        groups = [x] if self.images == len(x) else x.split(self.images)
+        made = [self._by_kernel(group, *place) for group, place in zip(groups, self._rows(), strict=True)]
+        return made[0] if len(made) == 1 else torch.cat(made)
 
-    def _one_group(self, x: Tensor, number: int) -> Tensor:
+    def _by_kernel(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         # With momentum 1, torch's own kernel leaves this group's mean and unbiased variance in the two tensors.
-        mean, var = self.places[number]
-        if not torch.compiler.is_compiling():
-            return F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.epsilon)
-        fresh = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
-        y = F.batch_norm(x, *fresh, self.weight, self.bias, True, 1.0, self.epsilon)
-        mean.copy_(fresh[0])  # a compiler follows a copy better than a kernel that writes into a view
-        var.copy_(fresh[1])
-        return y
+        return F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.epsilon)
+
+    def _by_formula(self, x: Tensor) -> Tensor:
+        """All groups at once, which a compiler fuses; one kernel for each would be one more copy to compile."""
+        wide = x.unflatten(0, (-1, self.images)).to(self.weight.dtype)
+        var, mean = torch.var_mean(wide, dim=(1, 3, 4), correction=0)
+        count = wide.numel() // var.numel()
+        for place, value in zip(self.places, (mean, var * (count / max(1, count - 1))), strict=True):
+            place.copy_(value.detach())
+        scale = self.weight * torch.rsqrt(var + self.epsilon)
+        around, scale = (values[:, None, :, None, None] for values in (mean, scale))
+        y: Tensor = (wide - around) * scale + _wide(self.bias)
+        return y.flatten(0, 1).to(x.dtype)
+
+    def _rows(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(*self.places, strict=True)
 
     def _across_replicas(self, x: Tensor, neighbours: Neighbours) -> Tensor:
         y, seen = _SharedNorm.apply(x, self.weight, self.bias, self.epsilon, neighbours)  # type: ignore[no-untyped-call]
-        for place, value in zip(self.places[0], seen / neighbours.count, strict=True):
-            place.copy_(value)  # each neighbour leaves its part of the one group
+        for place, value in zip(self.places, seen / neighbours.count, strict=True):
+            place[0].copy_(value)  # each neighbour leaves its part of the one group
         assert isinstance(y, Tensor)
         return y
 
@@ -226,18 +236,18 @@ class Statistics:
         momenta = [torch.full_like(t, m.momentum) for m in self.norms for t in (m.running_mean, m.running_var)]
         self._momentum = torch.cat(momenta)
         self._pending = self._running.new_zeros(passes * groups, sum(sizes))
-        views, rows = self._running.split(sizes), [row.split(sizes) for row in self._pending]
+        views = self._running.split(sizes)
         for norm, mean, var in zip(self.norms, views[::2], views[1::2], strict=True):
             norm.running_mean, norm.running_var = mean, var
-        pairs = [list(zip(row[::2], row[1::2], strict=True)) for row in rows]
-        self._places = [list(zip(*pairs[first : first + groups], strict=True)) for first in range(0, len(rows), groups)]
+        turns = [rows.split(sizes, 1) for rows in self._pending.split(groups)]
+        self._places = [list(zip(columns[::2], columns[1::2], strict=True)) for columns in turns]
         self.turn(0)
 
     def turn(self, number: int) -> None:
         """Let the norms write to the places of this forward pass of the step."""
         if self.norms:
             for norm, places in zip(self.norms, self._places[number], strict=True):
-                norm.places = list(places)
+                norm.places = places
 
     def collect(self) -> Tensor | None:
         """This replica's sums over the norm groups of the step, in one row; None where no norm keeps any."""

@@ -9,7 +9,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from paceline.optim.rounding import chances, round_by_chance
+from paceline.optim.rounding import Chances, round_by_chance
 
 GRAIN = 64
 """Windows begin at multiples of this many numbers: convolutions are slow on weights that are not aligned; and what is
@@ -42,8 +42,6 @@ class Slab:
 
     @torch.no_grad()
     def __init__(self, parameters: dict[str, nn.Parameter], rounding: int | None = None) -> None:
-        self._rounding = rounding
-        """The key of the chances by which 16-bit weights are rounded up or down; None rounds to the nearest."""
         self.parameters = dict(sorted(parameters.items(), key=lambda item: tuple(item[1].shape)))
         first = next(iter(parameters.values()))
         assert all((p.dtype, p.device) == (first.dtype, first.device) for p in parameters.values())
@@ -51,6 +49,8 @@ class Slab:
         grains = torch.tensor([length // GRAIN for length in self.lengths])
         self._owners = torch.repeat_interleave(grains).to(first.device)
         self._flat = torch.zeros(sum(self.lengths), dtype=first.dtype, device=first.device)
+        self._rounding = None if rounding is None else Chances(rounding, len(self._flat), first.device)
+        """By what 16-bit weights are rounded up or down; None rounds to the nearest."""
         self._gap = torch.zeros(GRAIN, dtype=first.dtype, device=first.device)
         for parameter, window in zip(self.parameters.values(), self._windows(self._flat), strict=True):
             window.copy_(parameter)
@@ -77,8 +77,7 @@ class Slab:
     def write(self, new: Tensor, bad: Tensor, step: int) -> None:
         """Take new weights, unless the step is bad; the only place where weights change."""
         if self._rounding is not None:
-            words = chances(self._rounding, len(new), step, new.device)
-            new = round_by_chance(new, self._flat.dtype, words)
+            new = round_by_chance(new, self._flat.dtype, self._rounding.at(step))
         torch.where(bad > 0, self._flat, new.to(self._flat.dtype), out=self._flat)
 
     def row(self, value: float) -> Tensor:

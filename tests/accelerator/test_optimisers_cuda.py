@@ -1,0 +1,73 @@
+"""Optimisers on an accelerator: the host's numbers, with no step that waits for the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conftest import make_plan
+from optim_cases import CLIPS, OPTIMISERS
+from paceline.data.loader import open_loader
+from paceline.plan import Plan
+from paceline.record import Run
+from paceline.train.loop import update
+from paceline.train.session import settle_torch, take_up
+from paceline.train.state import State
+from paceline.train.wishes import Signals, Wishes
+from paceline.world import join
+
+pytestmark = [
+    pytest.mark.accelerator,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+STEPS = 4
+
+
+def run(plan: Plan, folder: pytest.TempPathFactory, waits: str = "default") -> State:
+    """A few steps; after the first, which may set things up, waiting for the device is as `waits` says."""
+    settle_torch(plan)
+    world = join(plan, None)
+    state = take_up(plan, world, Run(folder.mktemp("run"), writer=True))
+    shares = open_loader(plan, None, world.replica, world.device).training(0)
+    wishes = Wishes(world, Signals(), None)
+    try:
+        for _ in range(STEPS):
+            share = next(shares)
+            torch.cuda.set_sync_debug_mode(waits if state.step else "default")
+            update(plan, world, state, share, wishes)
+            torch.cuda.set_sync_debug_mode("default")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        shares.close()
+        world.close()
+    return state
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+def test_an_optimiser_takes_the_host_s_steps(
+    tmp_path_factory: pytest.TempPathFactory, optimiser: str, clip: str
+) -> None:
+    words = (f"optimiser={optimiser}", "optimiser.lr=0.01", f"clip={clip}", "on.precision=64.64", "on.micro_batch=16")
+    ends = []
+    for device in ("cpu", "cuda"):
+        state = run(make_plan(*words, f"on.device={device}"), tmp_path_factory)
+        ends.append({name: tensor.cpu() for name, tensor in state.network.module.state_dict().items()})
+    for name, tensor in ends[0].items():
+        assert torch.allclose(tensor, ends[1][name], rtol=1e-7, atol=1e-7), name
+
+
+@pytest.mark.parametrize("precision", ["16.32", "16.16", "fp16.16"])
+@pytest.mark.parametrize("optimiser", ["{name: momentum, lr: 0.1}", "{name: lars, lr: 1}", "{name: muon, lr: 0.01}"])
+def test_no_step_waits_for_the_device(tmp_path_factory: pytest.TempPathFactory, optimiser: str, precision: str) -> None:
+    words = (
+        f"optimiser={optimiser}",
+        f"clip={CLIPS[1]}",
+        "mix.mixup=0.2",
+        "average={decay: 0.9}",
+        f"on.precision={precision}",
+        "on.device=cuda",
+        "on.micro_batch=16",
+    )
+    state = run(make_plan(*words), tmp_path_factory, waits="error")
+    assert state.step == STEPS
