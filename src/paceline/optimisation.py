@@ -187,6 +187,10 @@ class Cosine(Settings):
     """How long the learning rate climbs from zero."""
     after_warmup: bool = False
     """Start the cosine when warm-up ends instead of running it underneath (masked, as the older systems do)."""
+    every: Interval | None = None
+    """How long each value lasts, such as 1 epoch (NVIDIA) or 1/16 epochs (Graphcore PyTorch); left out, one step."""
+    first: Literal[0, 1] = 0
+    """What warm-up calls the first of them: 0, whose learning rate is then zero, or 1 (NVIDIA)."""
 
 
 class Exponential(Settings):

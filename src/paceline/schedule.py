@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import TypeVar
 
 from paceline.duration import Duration
@@ -17,8 +18,10 @@ def lr(plan: Plan, step: int) -> float:
     peak, steps, warm, schedule = plan.peak_lr, plan.steps, plan.warm_steps, plan.recipe.schedule
     if isinstance(schedule, Polynomial):
         return _polynomial(schedule, peak, step + schedule.first, steps, warm)
+    if isinstance(schedule, Cosine):
+        return _cosine(plan, schedule, peak, step)
     climb = step / warm if step < warm else 1.0
-    return peak * _fall(plan, schedule, step, steps, warm) * climb
+    return peak * _fall(plan, schedule, step) * climb
 
 
 def loss_scale(plan: Plan, step: int) -> float:
@@ -42,19 +45,28 @@ def _since(plan: Plan, given: dict[str, Number], step: int, before: Number) -> N
     return begun[max(due)] if due else before
 
 
-def _fall(plan: Plan, schedule: Constant | Stepped | Cosine | Exponential, step: int, steps: int, warm: int) -> float:
+def _fall(plan: Plan, schedule: Constant | Stepped | Exponential, step: int) -> float:
     """What the peak is multiplied by, warm-up apart."""
     match schedule:
         case Constant():
             return 1.0
         case Stepped():
             return math.pow(schedule.factor, sum(step > plan.steps_in(drop) for drop in schedule.drops))
-        case Cosine():
-            start = warm if schedule.after_warmup else 0
-            progress = max(0, step - start) / max(1, steps - start)
-            return (1 + math.cos(math.pi * progress)) / 2
         case Exponential():
             return math.pow(schedule.factor, math.floor(step / plan.steps_in(schedule.every)))
+
+
+def _cosine(plan: Plan, schedule: Cosine, peak: float, step: int) -> float:
+    """The value at the beginning of the stretch that the step belongs to."""
+    stretch, warm, steps, count = Fraction(1), Fraction(plan.warm_steps), Fraction(plan.steps), Fraction(step)
+    if schedule.every is not None:  # whole stretches are whole shares of the run, so nothing is rounded to steps
+        stretch, warm = plan.steps_in(schedule.every), plan.steps_in(schedule.warmup)
+        steps = plan.steps_in(Duration(Fraction(str(plan.recipe.epochs)), "epochs"))
+        count = stretch * math.floor(step / stretch)
+    climb = float(min(count + schedule.first * stretch, warm) / warm) if count < warm else 1.0
+    start = warm if schedule.after_warmup else Fraction(0)
+    progress = float(max(Fraction(0), count - start) / max(Fraction(1), steps - start))
+    return peak * ((1 + math.cos(math.pi * progress)) / 2) * climb
 
 
 def _polynomial(schedule: Polynomial, peak: float, count: int, steps: int, warm: int) -> float:

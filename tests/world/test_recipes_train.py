@@ -1,0 +1,100 @@
+"""Every shipped recipe trains: two steps of it, made small, of which the second moves the weights.
+
+A handful belongs to `make test`, all of them to `make test-all`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import make_plan, make_recipe
+from paceline import shipped
+from paceline.architecture import Vgg
+from paceline.data.loader import open_loader
+from paceline.model.tables import smallest_side
+from paceline.optim.build import decays
+from paceline.optimisation import Lamb, Lars
+from paceline.plan import Plan
+from paceline.train.evaluate import evaluate
+from paceline.train.loop import update
+from paceline.train.state import fresh
+from paceline.train.wishes import Signals, Wishes
+from paceline.world import World
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+WORLD = World(torch.device("cpu"))
+QUICK = {
+    "cifar10/resnet8-graphcore",
+    "imagenet/googlenet-nvcnn",
+    "imagenet/mobilenet-v3-small-graphcore",
+    "imagenet/resnet50-lars-3200",
+}
+
+
+def cases() -> Iterator[Any]:
+    for name in shipped.names("recipes"):
+        yield pytest.param(name, marks=() if name in QUICK else pytest.mark.long)
+
+
+def made_small(name: str) -> Plan:
+    """A recipe on a few small images: steps of two micro-batches, each a norm group and a block to mix in."""
+    text, _ = shipped.page("recipes", name)
+    recipe = make_recipe(text=text)
+    side = max(32, smallest_side(recipe.model))
+    words = ["global_batch=8", "norm_batch=4", "on.micro_batch=4", "augment.crop={}"]
+    if not isinstance(recipe.optimiser, Lars | Lamb):  # these have steps of one size whatever the batch is
+        words.append(f"optimiser.lr={recipe.optimiser.lr.at(recipe.global_batch) * 8 / recipe.global_batch}")
+    if isinstance(recipe.model, Vgg):  # its dense layers are AlexNet's, and would take a billion bytes more
+        words.append("model.head=mean")
+    if recipe.mix.active:
+        words.append("mix.block=4")
+    if recipe.augment.side:
+        side = 64
+        words.append("augment.side={0 steps: 32, 1 steps: 64}")
+    data = f"data={{name: generated, images: 16, validation_images: 5, classes: 10, side: {side}}}"
+    return make_plan(data, *words, text=text)
+
+
+@pytest.mark.parametrize("name", list(cases()))
+def test_a_recipe_trains_two_steps_and_is_judged(name: str) -> None:
+    plan = made_small(name)
+    state = fresh(plan, WORLD)
+    before = {key: tensor.clone() for key, tensor in state.network.module.state_dict().items()}
+    loader = open_loader(plan, None, 0, WORLD.device)
+    losses = []
+    with closing(loader.training(0)) as shares:
+        for _ in range(2):
+            update(plan, WORLD, state, next(shares), Wishes(WORLD, Signals(), None))
+            losses.append(float(state.last[0]) / plan.global_batch)
+    assert state.step == 2
+    assert state.bad_steps == 0
+    assert all(0 < loss < 100 for loss in losses), losses
+    after = state.network.module.state_dict()
+    assert all(tensor.isfinite().all() for tensor in after.values())
+    moved = [key for key, tensor in after.items() if tensor.dim() > 1 and not torch.equal(tensor, before[key])]
+    assert len(moved) == len([tensor for tensor in after.values() if tensor.dim() > 1])
+    judged = evaluate(plan, WORLD, state.network, loader)
+    assert judged["images"] == 5
+    assert judged["loss"] > 0  # and is a number; running statistics of two steps mean nothing yet, so it may be large
+
+
+@pytest.mark.parametrize(
+    ("name", "left_alone"),
+    [
+        ("imagenet/resnet50-lars-3200", 2 * 53),  # every norm; the bias of the head decays
+        ("imagenet/resnet50-graphcore-pytorch-16416", 2 * 53 + 1),
+        ("imagenet/resnet50-nvidia", 2 * 49),  # not the norms of its four projections
+        ("imagenet/resnet50-ffcv-16", 2 * 49),
+        ("imagenet/resnet50-nvcnn", 0),
+    ],
+)
+def test_weight_decay_leaves_alone_what_it_did(name: str, left_alone: int) -> None:
+    plan = made_small(name)
+    named = fresh(plan, WORLD).network.module.named_parameters()
+    assert sum(not decays(plan.recipe.weight_decay, key, parameter) for key, parameter in named) == left_alone
