@@ -162,7 +162,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder), writer=True)
         turns = Turns(Bare(plan, options.model, world.device), options.steps)
-        loader = open_loader(plan, open_source(plan, None), 0, world.device)
+        loader = open_loader(plan, None, 0, world.device)
         train(plan, world, run, take_up(plan, world, run), loader, turns, Wishes(world, Signals(), None))
     ours, theirs = (statistics.median(times[options.warm :]) / options.steps for times in (turns.ours, turns.theirs))
     ratios = [b / a for a, b in zip(turns.ours[options.warm :], turns.theirs[options.warm :], strict=True)]

@@ -12,7 +12,8 @@ from paceline import keyed
 from paceline.machine import Machine
 from paceline.optim.build import Optimiser
 from paceline.placement import Placement
-from paceline.plan import NetworkFacts, Plan, make_plan
+from paceline.plan import NetworkFacts, Plan
+from paceline.reconcile import make_plan
 
 GOOD = torch.zeros(())
 BAD = torch.ones(())

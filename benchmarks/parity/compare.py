@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from paceline import spec
 from paceline.architecture import Model
+from paceline.dataset import Facts
 from paceline.model.build import build_network
 from paceline.model.chance import Dropout, StochasticDepth
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct, Statistics
 from paceline.model.tables import MEMBERS
 from paceline.model.weights import take
-from paceline.recipe import Facts, Recipe
+from paceline.recipe import Recipe
 
 LIMIT = 1e-9
 IMAGES = 4
@@ -183,7 +184,7 @@ def _peer(words: str) -> nn.Module:
 
         made = timm.create_model(name, num_classes=CLASSES)
     else:
-        from torchvision import models  # type: ignore[import-not-found]
+        from torchvision import models
 
         if name in ("googlenet", "inception_v3"):
             given["init_weights"] = False

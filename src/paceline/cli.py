@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,14 @@ import typer
 from paceline import __version__
 from paceline.errors import UserError
 from paceline.launch import OURS, launched
+
+
+class Target(StrEnum):
+    """The formats that images are converted to."""
+
+    webdataset = "webdataset"
+    folder = "folder"
+
 
 app = typer.Typer(
     name="paceline",
@@ -185,6 +194,99 @@ def models(
     from paceline.command import models as verb
 
     verb.run(name, words or [], blocks, side, json)
+
+
+data_app = typer.Typer(
+    help="Look at data sets, check them, pack them for speed, and convert them to other formats.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(data_app, name="data")
+
+Source = Annotated[Path, typer.Argument(metavar="SOURCE", help="The folder of a data set, in any format.")]
+DataWords = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the data, such as labels=classes.csv first_label=0."),
+]
+
+
+@data_app.command("pack", epilog="Example: paceline data pack ~/imagenet ~/imagenet-pack --max-side 500 --quality 90")
+def data_pack(
+    source: Source,
+    out: Annotated[Path | None, typer.Argument(metavar="OUT", help="A new folder for the pack, or one to go on with.")] = None,
+    settings: DataWords = None,
+    max_side: Annotated[int | None, typer.Option("--max-side", metavar="PIXELS", min=8, help="Make larger images smaller, and all JPEG at --quality (90).")] = None,
+    quality: Annotated[int | None, typer.Option("--quality", metavar="Q", min=1, max=100, help="JPEG quality, 4:2:0; left out, nothing is lost.")] = None,
+    processes: Annotated[int | None, typer.Option("--processes", metavar="N", min=1, help="Worker processes; one for each core if left out.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Only read the pack SOURCE and compare every checksum.")] = False,
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Write a data set as a pack: the same pixels, faster to decode; goes on where it was stopped."""
+    from paceline.command import data as verbs
+
+    verbs.pack(source, out, settings or [], max_side, quality, processes, verify, json)
+
+
+@data_app.command("convert", epilog="Example: paceline data convert ~/imagenet-pack ~/tars --to webdataset --shuffle 1")
+def data_convert(
+    source: Source,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
+    to: Annotated[Target, typer.Option("--to", help="The format to write.")],
+    settings: DataWords = None,
+    samples: Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Samples in each tar.")] = 1024,
+    shuffle: Annotated[int | None, typer.Option("--shuffle", metavar="SEED", help="Shuffle the samples of the tars by this seed.")] = None,
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Write a data set of any format as WebDataset tars, or as files in class folders."""
+    from paceline.command import data as verbs
+
+    verbs.convert(source, out, settings or [], to.value, samples, shuffle, json)
+
+
+@data_app.command("check", epilog="Example: paceline data check ~/imagenet")
+def data_check(
+    source: Source,
+    settings: DataWords = None,
+    threads: Annotated[int | None, typer.Option("--threads", metavar="N", min=1, help="Threads that decode; one for each core if left out.")] = None,
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Decode every image once and say which cannot be trained on; exit status 1 where any cannot."""
+    from paceline.command import check as verb
+
+    raise typer.Exit(verb.run(source, settings or [], threads, json))
+
+
+@data_app.command("show", epilog="Example: paceline data show ~/imagenet imagenet/resnet50-timm-a3 --sheet sheet.png")
+def data_show(
+    source: Source,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe and settings to change; without a recipe, settings of the data."),
+    ] = None,
+    sheet: Annotated[Path | None, typer.Option("--sheet", metavar="FILE.png", help="Write a contact sheet of what augmentation gives.")] = None,
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Print what a data set is: its images, classes, sizes, encodings and bytes."""
+    from paceline.command import show_data as verb
+
+    verb.run(source, words or [], sheet, json)
+
+
+bench_app = typer.Typer(help="Measure what a recipe gets of this machine.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.command("data", epilog="Example: paceline bench data imagenet/resnet50-nvidia --data ~/imagenet")
+def bench_data(
+    recipe: RecipeWord = None, settings: Words = None, data: Data = None, on: On = None, device: Device = None,
+    images: Annotated[int, typer.Option("--images", metavar="N", min=1, help="Training images that are measured on.")] = 256,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.001, help="How long each measurement takes.")] = 1.0,
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Measure reading, decoding, resizing and sending images apart, and what packs and threads would give."""
+    from paceline.command import bench as verb
+
+    verb.run(recipe, settings or [], data, on, device, images, seconds, json)
 
 
 def main() -> None:

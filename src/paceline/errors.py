@@ -33,3 +33,9 @@ class Broken(UserError):
 
 INTERRUPTED = 75
 """Exit status of a run that was asked to stop and saved itself: run the same command again to go on."""
+
+
+class ReadFailed(UserError):
+    """Images could not be read, again and again; the run ends saved, to go on when the disk does."""
+
+    status = INTERRUPTED

@@ -114,10 +114,30 @@ class RandAugment(Settings):
 Policy = AutoAugment | RandAugment
 
 
+class Crop(Settings):
+    """A box of random size, shape and place, resized to the image side; for data in files."""
+
+    area: Areas = (0.08, 1.0)
+    """Smallest and largest share of the image that the box covers."""
+    aspect: Aspects = (0.75, 1.3333333333)
+    """Smallest and largest width of the box over its height."""
+    spread: Literal["logarithmic", "uniform"] = "logarithmic"
+    """Whether any area and each doubling of the shape are as likely (torch), or any shape and then any height that the
+    areas allow (TensorFlow)."""
+    tries: Count = 10
+    """Boxes that are tried before what `otherwise` says."""
+    otherwise: Literal["centre", "whole"] = "centre"
+    """After the last try: as much of the centre as the shapes allow (torch), or the whole image (TensorFlow)."""
+    object_share: Chance = 0.0
+    """The box must hold at least this share of one of the image's objects, where the data tells where they are."""
+
+
 class Augment(Settings):
     """What happens to a training image, by numbers keyed to its position in the endless list: crop and flip, policy,
     colour, side, and, after normalisation, erase and cutout."""
 
+    crop: Crop = Crop()
+    """A random box, resized; for data in files."""
     pad: Annotated[int, Field(ge=0)] = 0
     """Pixels added on each side before a random crop back to the image's size; 0 does not crop."""
     fill: Literal["black", "mirror"] = "black"
@@ -128,6 +148,9 @@ class Augment(Settings):
     """Mirror each image in every other epoch; which half begins with it is random. Instead of flip."""
     policy: Annotated[Policy, Field(discriminator="name")] | None = None
     """A published way to choose among operations such as rotate, equalize and contrast."""
+    python: str | None = None
+    """A function of your own, as module:function; it takes a picture (height, width, 3; 8 bits) and four random words
+    (32 bits) that are keyed to its place, and gives a picture of the same size. For data in files, after the flip."""
     colour: Colour = Colour()
     """Random brightness, saturation, hue and contrast."""
     side: Sides = Field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
@@ -65,10 +66,32 @@ LossScale = Annotated[
 ]
 
 
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def _bytes(value: object) -> object:
+    """A number of bytes, or an amount with its unit."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([KMG]i?B)\s*", value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"expected an amount of memory such as 500 MB or 8 GiB, found {value!r}")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+Size = Annotated[
+    int,
+    PlainValidator(_bytes),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]}),
+]
+
+
 class Placement(Settings):
     """Where it runs. Layout keys give the same run to 1e-12 in float64; arithmetic keys change rounding only; keeping
     keys say what stays on disk."""
 
+    about: Annotated[str, Field(json_schema_extra=KEEPING)] = ""
+    """One line on where the placement comes from."""
     device: Annotated[Literal["auto", "cpu", "cuda", "mps"], Field(json_schema_extra=ARITHMETIC)] = "auto"
     """Kind of device; auto is cuda where there is one, else cpu."""
     replicas: Annotated[AutoCount, Field(json_schema_extra=LAYOUT)] = "auto"
@@ -97,8 +120,16 @@ class Placement(Settings):
     goes from piece to piece: the rest is computed again in the backward pass, for less memory and more time."""
     resident: Annotated[AutoSwitch, Field(json_schema_extra=LAYOUT)] = "auto"
     """Keep the whole data set on the device and crop and flip it there; auto does so where it is small."""
+    decoder: Annotated[Literal["auto", "fast", "pillow", "gpu"], Field(json_schema_extra=ARITHMETIC)] = "auto"
+    """What decodes images in files: fast (libjpeg-turbo, and Pillow for what that refuses), pillow, or gpu (nvJPEG
+    through torchvision, cropped and resized on the device); auto is fast."""
+    cache: Annotated[Size, Field(json_schema_extra=LAYOUT)] = 0
+    """Memory of each replica in which encoded images stay once they are read, such as 8 GiB; 0 keeps none. Processes
+    (more than 4 loader threads) divide it, and each keeps what it happens to read."""
+    decoded_validation: Annotated[bool, Field(json_schema_extra=LAYOUT)] = False
+    """Keep validation images decoded on disk, beside the data's index, so that each is decoded once for all runs."""
     loader_threads: Annotated[AutoCount, Field(json_schema_extra=LAYOUT)] = "auto"
-    """Threads of each replica that prepare images."""
+    """Threads of each replica that prepare images; more than 4 are processes where images come in files."""
     cpu_threads: Annotated[AutoCount, Field(json_schema_extra=ARITHMETIC)] = "auto"
     """Threads of each replica that compute on the CPU; auto shares the cores between the replicas."""
     timeout: Annotated[float, Field(gt=0, json_schema_extra=LAYOUT)] = 600.0
@@ -111,6 +142,10 @@ class Placement(Settings):
     """Keep the checkpoint with the best validation accuracy as well."""
     keep_every: Annotated[Interval | None, Field(json_schema_extra=KEEPING)] = None
     """Keep one checkpoint of each such stretch for good, such as 10 epochs."""
+
+
+MOST_THREADS = 4
+"""More threads than this wait for each other in Python more than they decode: beyond it they are processes."""
 
 
 def keys(kind: str) -> list[str]:

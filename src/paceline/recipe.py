@@ -2,96 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from paceline.architecture import Count, Model, Names, Positive, Share
+from paceline.dataset import Data
 from paceline.duration import Duration, Interval, Length
 from paceline.optimisation import Clip, Optimiser, Schedule, WeightDecay
 from paceline.pictures import Augment, Mix
 from paceline.spec import Settings
-
-Colour = tuple[float, ...]
-Spread = tuple[Positive, ...]
-Normalise = Literal["mean-std", "mean", "unit", "image"]
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a plan must know of a data set."""
-
-    images: int
-    validation_images: int
-    classes: int
-    side: int
-    channels: int = 3
-
-
-class Shapes(Settings):
-    """The built-in data set: ten kinds of shapes, drawn by Paceline itself; needs no folder."""
-
-    name: Literal["shapes"]
-    mean: Colour = (0.5, 0.5, 0.5)
-    """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
-    std: Spread = (0.25, 0.25, 0.25)
-    """Spread of each channel, which the pixels are divided by."""
-    normalise: Normalise = "mean-std"
-    """How pixels become numbers: less the mean and divided by the spread; less the mean only, on a scale of 0 to 255;
-    on a scale of -1 to 1; or each image by its own mean and spread (at least 1 / root of its numbers)."""
-
-    @property
-    def facts(self) -> Facts:
-        return Facts(images=10_000, validation_images=2_000, classes=10, side=32)
-
-
-class Cifar(Settings):
-    """CIFAR-10 or CIFAR-100 in the published binary files."""
-
-    name: Literal["cifar10", "cifar100"]
-    mean: Colour = (0.4914, 0.4822, 0.4465)
-    """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
-    std: Spread = (0.2470, 0.2435, 0.2616)
-    """Spread of each channel, which the pixels are divided by."""
-    normalise: Normalise = "mean-std"
-    """How pixels become numbers: less the mean and divided by the spread; less the mean only, on a scale of 0 to 255;
-    on a scale of -1 to 1; or each image by its own mean and spread (at least 1 / root of its numbers)."""
-
-    @property
-    def facts(self) -> Facts:
-        classes = 10 if self.name == "cifar10" else 100
-        return Facts(images=50_000, validation_images=10_000, classes=classes, side=32)
-
-
-class Made(Settings):
-    """Random images for measuring: `generated` ones come from the host, `synthetic` ones stay on the device."""
-
-    name: Literal["generated", "synthetic"]
-    images: Count = 1_281_167
-    """How many training images the epoch counts."""
-    validation_images: Count = 50_000
-    """How many images a validation counts."""
-    classes: Count = 1000
-    """How many classes the labels are drawn from."""
-    side: Count = 224
-    """Height and width of an image in pixels."""
-    channels: Count = 3
-    """Colour channels of an image."""
-    mean: Colour = (0.485, 0.456, 0.406)
-    """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
-    std: Spread = (0.229, 0.224, 0.225)
-    """Spread of each channel, which the pixels are divided by."""
-    normalise: Normalise = "mean-std"
-    """How pixels become numbers: less the mean and divided by the spread; less the mean only, on a scale of 0 to 255;
-    on a scale of -1 to 1; or each image by its own mean and spread (at least 1 / root of its numbers)."""
-
-    @property
-    def facts(self) -> Facts:
-        return Facts(self.images, self.validation_images, self.classes, self.side, self.channels)
-
-
-Data = Shapes | Cifar | Made
 
 
 class BatchNorm(Settings):
@@ -192,6 +112,10 @@ class Recipe(Settings):
 
     about: str = ""
     """One line on where the recipe comes from and what to expect of it."""
+    published: str = ""
+    """The accuracy that its authors published, such as 76.2 % top-1."""
+    source: str = ""
+    """Where they published it."""
     model: Annotated[Model, Field(discriminator="name")]
     """The network, by name: see `paceline models`."""
     data: Annotated[Data, Field(discriminator="name")] | None = None

@@ -169,6 +169,7 @@ def numbers_of(plan: Plan) -> Row:
         "validation images": plan.facts.validation_images,
         "classes": plan.facts.classes,
         "image side": plan.facts.side,
+        "evaluation side": plan.facts.evaluation_side or plan.facts.side,
         "global batch": plan.global_batch,
         "replicas": plan.replicas,
         "micro-batch": plan.micro_batch,

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from paceline import spec
+from paceline.dataset import Facts
 from paceline.model.build import build_network
 from paceline.model.network import Network
 from paceline.model.tables import MEMBERS, member, smallest_side
-from paceline.recipe import Facts, Recipe
+from paceline.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

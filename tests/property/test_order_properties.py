@@ -9,12 +9,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from conftest import make_recipe
-from paceline import plan as planning
+from paceline import reconcile as planning
 from paceline.data.order import judged, share, training_order
+from paceline.dataset import Made
 from paceline.machine import Machine
 from paceline.placement import Placement
 from paceline.plan import NetworkFacts, Plan
-from paceline.recipe import Made, NoNorm
+from paceline.recipe import NoNorm
 
 SETTINGS = settings(deadline=None, max_examples=150, derandomize=True)
 BASE = make_recipe()

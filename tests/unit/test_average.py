@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from conftest import make_plan
 from paceline import checkpoint
-from paceline.data.loader import Loader, open_loader
-from paceline.data.source import open_source
+from paceline.data.batches import Loader
+from paceline.data.loader import open_loader
 from paceline.errors import PlanError, RunError
 from paceline.model.norm import BatchNormAct
 from paceline.optim.average import Average, blend
@@ -159,7 +159,7 @@ def test_showing_the_average_leaves_every_bit_of_the_weights(fails: bool) -> Non
 def open_run(plan: Plan, folder: Path) -> tuple[Run, State, Loader]:
     run, state = Run(folder, writer=True), fresh(plan, WORLD)
     begin(state, plan)
-    return run, state, open_loader(plan, open_source(plan, None), 0, WORLD.device)
+    return run, state, open_loader(plan, None, 0, WORLD.device)
 
 
 def trained(plan: Plan, folder: Path) -> tuple[Run, State, Loader]:
@@ -383,7 +383,7 @@ def seen_by_hand(plan: Plan, steps: int) -> dict[str, Tensor]:
     for name, part in state.network.module.named_modules():
         if isinstance(part, BatchNormAct):
             part.register_forward_pre_hook(lambda _, x, name=name: inputs.setdefault(name, []).append(x[0].clone()))
-    shares = open_loader(plan, open_source(plan, None), 0, WORLD.device).training(0)
+    shares = open_loader(plan, None, 0, WORLD.device).training(0)
     for _ in range(steps):
         state.network.learn(next(shares))
     shares.close()

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from conftest import make_plan
 from paceline import keyed
 from paceline.data.loader import open_loader
-from paceline.data.source import open_source
 from paceline.model.chance import Chances, Dropout, StochasticDepth
 from paceline.model.whole import Whole
 from paceline.plan import Plan
@@ -185,7 +184,7 @@ def masks_of_steps(plan: Plan, steps: int) -> list[Tensor]:
     whole.module.register_forward_hook(
         lambda *_: rows.append(torch.cat([part.kept.view(plan.micro_batch, -1) for part in parts], 1))
     )
-    loader = open_loader(plan, open_source(plan, None), 0, WORLD.device)
+    loader = open_loader(plan, None, 0, WORLD.device)
     for _, share in zip(range(steps), loader.training(0), strict=False):
         whole.learn(share)
     return list(torch.cat(rows).split(plan.global_batch))
@@ -204,7 +203,7 @@ def test_a_network_draws_by_the_images_positions_however_a_step_is_cut() -> None
 def test_no_generator_of_torch_is_touched() -> None:
     plan = make_plan(*CHANCY)
     whole = Whole(plan, WORLD)
-    share = next(open_loader(plan, open_source(plan, None), 0, WORLD.device).training(0))
+    share = next(open_loader(plan, None, 0, WORLD.device).training(0))
     before = torch.get_rng_state()
     whole.learn(share)
     drawn(torch.arange(100))

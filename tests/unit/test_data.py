@@ -13,8 +13,8 @@ from conftest import make_plan
 from paceline import keyed
 from paceline.data import index
 from paceline.data.source import Source, open_source
+from paceline.dataset import Cifar, Made, Shapes
 from paceline.errors import DataError
-from paceline.recipe import Cifar, Made, Shapes
 
 PUBLISHED_SIZES = dict(index.CIFAR_SIZES)
 RECORDS = 6

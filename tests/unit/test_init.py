@@ -14,11 +14,12 @@ from torch import nn
 from conftest import make_recipe
 from paceline import architecture
 from paceline.architecture import Model
+from paceline.dataset import Facts
 from paceline.model.build import build_network
 from paceline.model.init import initialise, published
 from paceline.model.norm import NormAct
 from paceline.model.resnet import Unit
-from paceline.recipe import Facts, Init
+from paceline.recipe import Init
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from conftest import make_plan
 from paceline import keyed
 from paceline.data import augment, loader
-from paceline.data.loader import Host, Loader, MicroBatch, Resident, Synthetic, ahead, open_loader
+from paceline.data.batches import AHEAD, Loader, MicroBatch, ahead
+from paceline.data.loader import Host, Resident, Synthetic, open_loader
 from paceline.data.order import share, training_order
 from paceline.data.source import Source, Split, open_source
 from paceline.pictures import Augment
@@ -217,7 +218,7 @@ def test_pictures_without_a_border_are_not_copied() -> None:
 )
 def test_the_loader_suits_the_data_and_the_placement(words: tuple[str, ...], kind: type[Host]) -> None:
     plan = make_plan(*words)
-    assert type(open_loader(plan, open_source(plan, None), 0, CPU)) is kind
+    assert type(open_loader(plan, None, 0, CPU)) is kind
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
@@ -286,7 +287,7 @@ def test_the_preparing_thread_makes_only_a_few_ahead_and_stops_when_the_consumer
     taken.close()
     mine[0].join(30)
     assert not mine[0].is_alive()
-    assert len(made) <= loader.AHEAD + 3
+    assert len(made) <= AHEAD + 3
 
 
 @pytest.mark.parametrize("kind", [Resident, Host])

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from conftest import make_plan
-from paceline.data.loader import MicroBatch, open_loader
-from paceline.data.source import open_source
+from paceline.data.batches import MicroBatch
+from paceline.data.loader import open_loader
 from paceline.errors import PlanError
 from paceline.model.build import build_network
 from paceline.model.chance import StochasticDepth
@@ -80,7 +80,7 @@ def norms(module: nn.Module) -> list[BatchNormAct]:
 
 
 def shares(plan: Plan) -> Iterator[list[MicroBatch]]:
-    return open_loader(plan, open_source(plan, None), 0, WORLD.device).training(0)
+    return open_loader(plan, None, 0, WORLD.device).training(0)
 
 
 def train(plan: Plan, state: State, steps: int) -> None:

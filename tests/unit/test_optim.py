@@ -191,7 +191,6 @@ def test_the_most_particular_name_decides_a_block_s_factor(factors: str, expecte
 def test_a_factor_multiplies_the_steps_of_a_whole_block_of_a_network() -> None:
     from conftest import make_plan as small_plan
     from paceline.data.loader import open_loader
-    from paceline.data.source import open_source
     from paceline.train.loop import update
     from paceline.train.state import begin, fresh
     from paceline.train.wishes import Signals, Wishes
@@ -204,7 +203,7 @@ def test_a_factor_multiplies_the_steps_of_a_whole_block_of_a_network() -> None:
         state = fresh(plan, world)
         begin(state, plan)
         before = {name: weight.detach().clone() for name, weight in state.network.module.named_parameters()}
-        share = next(open_loader(plan, open_source(plan, None), 0, world.device).training(0))
+        share = next(open_loader(plan, None, 0, world.device).training(0))
         update(plan, world, state, share, Wishes(world, Signals(), None))
         moved.append({name: p.detach() - before[name] for name, p in state.network.module.named_parameters()})
     factors = {"head": 10.0, "stage2/unit1": 0.25, "stem": 0.0}

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from conftest import make_plan
 from optim_cases import CLIPS, GOOD, MANY, OPTIMISERS, numbers, parameters, plan_of, steps
 from paceline.data.loader import open_loader
-from paceline.data.source import open_source
 from paceline.optim.build import build_optimiser
 from paceline.optim.slab import GRAIN, Slab
 from paceline.plan import Plan
@@ -176,7 +175,7 @@ def test_the_host_reads_no_number_in_a_step(optimiser: str, clip: str) -> None:
 def advance(plan: Plan, state: State, count: int) -> dict[str, Tensor]:
     """Train for some steps; gives every tensor that is then there."""
     world = World(CPU)
-    shares = open_loader(plan, open_source(plan, None), 0, CPU).training(state.step)
+    shares = open_loader(plan, None, 0, CPU).training(state.step)
     for _ in range(count):
         update(plan, world, state, next(shares), Wishes(world, Signals(), None))
     shares.close()

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from conftest import make_plan
 from paceline.architecture import Outside
 from paceline.data.loader import open_loader
-from paceline.data.source import open_source
 from paceline.errors import PlanError, UserError
 from paceline.model.build import build_network
 from paceline.model.chance import Chances, Dropout, StochasticDepth
@@ -216,8 +215,8 @@ def test_each_norm_moves_by_its_own_momentum() -> None:
     state = fresh(plan, WORLD)
     begin(state, plan)
     network = state.network
-    network.learn(next(open_loader(plan, open_source(plan, None), 0, WORLD.device).training(0)))
-    seen = [tuple(value.clone() for value in norm.places[0]) for norm in the(network.module, BatchNormAct)]
+    network.learn(next(open_loader(plan, None, 0, WORLD.device).training(0)))
+    seen = [tuple(value.clone() for (value,) in norm.places) for norm in the(network.module, BatchNormAct)]
     network.statistics.settle(network.statistics.collect(), 1, torch.zeros(()))
     for norm, (mean, var), momentum in zip(the(network.module, BatchNormAct), seen, (0.02, 0.1, 0.3), strict=True):
         assert torch.allclose(norm.running_mean, momentum * mean, rtol=1e-12)
@@ -263,7 +262,7 @@ def test_it_trains_by_keyed_numbers_alone_and_in_the_same_way_however_a_step_is_
     for micro_batch in (16, 4):
         plan = make_plan("model=timm:small", f"on.micro_batch={micro_batch}", *EXACT)
         whole = Whole(plan, WORLD)
-        whole.learn(next(open_loader(plan, open_source(plan, None), 0, WORLD.device).training(0)))
+        whole.learn(next(open_loader(plan, None, 0, WORLD.device).training(0)))
         found.append({name: p.grad for name, p in whole.module.named_parameters()})
     for name, gradient in found[0].items():
         other = found[1][name]
@@ -295,7 +294,7 @@ def test_the_loss_of_an_auxiliary_head_has_the_weight_that_the_recipe_says() -> 
     for weight in (0.0, 0.3, 1.0):
         plan = make_plan("model=torchvision:headed", f"model.auxiliary={weight}", *EXACT)
         whole = Whole(plan, WORLD)
-        share = next(open_loader(plan, open_source(plan, None), 0, WORLD.device).training(0))
+        share = next(open_loader(plan, None, 0, WORLD.device).training(0))
         losses[weight] = whole.learn(share)[0].item()
     assert losses[0.3] - losses[0.0] == pytest.approx(0.3 * (losses[1.0] - losses[0.0]), rel=1e-9)
     assert losses[1.0] > losses[0.0]

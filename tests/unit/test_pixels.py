@@ -16,7 +16,6 @@ from paceline.command.verify import shrink
 from paceline.data import augment
 from paceline.data.loader import open_loader
 from paceline.data.mix import draw as draw_mix
-from paceline.data.source import open_source
 from paceline.errors import PlanError, SpecError
 from paceline.model.colour import adjust, contrasted, exact_mean, turned
 from paceline.model.init import initialise, published
@@ -97,7 +96,7 @@ def test_validation_images_are_never_changed() -> None:
         plan = make_plan("on.precision=64.64", *words)
         whole = Whole(plan, World(CPU))
         initialise(whole.module, published(plan.recipe.init, plan.recipe.model), plan.recipe.seed)
-        loader = open_loader(plan, open_source(plan, None), 0, CPU)
+        loader = open_loader(plan, None, 0, CPU)
         judged.append(torch.stack([whole.judge(batch) for batch in loader.validation()]))
     assert torch.equal(judged[0], judged[1])
 

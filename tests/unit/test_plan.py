@@ -9,7 +9,7 @@ import pytest
 
 from conftest import SMALL, make_plan, make_recipe
 from paceline import placement
-from paceline import plan as planning
+from paceline import reconcile as planning
 from paceline.errors import PlanError, UserError
 from paceline.launch import Launch
 from paceline.machine import Machine
@@ -44,7 +44,7 @@ def test_every_placement_key_is_of_exactly_one_kind() -> None:
 def test_what_the_design_calls_layout_and_arithmetic_is_marked_so() -> None:
     assert {"replicas", "micro_batch", "loader_threads", "resident"} <= set(placement.keys("layout"))
     assert {"device", "precision", "compile", "deterministic"} <= set(placement.keys("arithmetic"))
-    assert {"save", "keep_last", "keep_best", "keep_every"} == set(placement.keys("keeping"))
+    assert {"about", "save", "keep_last", "keep_best", "keep_every"} == set(placement.keys("keeping"))
 
 
 def test_no_auto_is_left_in_a_plan() -> None:

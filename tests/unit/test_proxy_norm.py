@@ -14,7 +14,6 @@ from conftest import Paceline, make_plan
 from paceline import keyed
 from paceline.architecture import Activation
 from paceline.data.loader import open_loader
-from paceline.data.source import open_source
 from paceline.errors import PlanError
 from paceline.model.build import build_network
 from paceline.model.init import initialise, published
@@ -173,7 +172,7 @@ def test_every_proxy_of_a_network_learns(words: tuple[str, ...]) -> None:
     whole = Whole(plan, world)
     if words[0] != "model=googlenet":  # large: torch's own weights do
         initialise(whole.module, published(plan.recipe.init, plan.recipe.model), 0)
-    whole.learn(next(open_loader(plan, open_source(plan, None), 0, world.device).training(0)))
+    whole.learn(next(open_loader(plan, None, 0, world.device).training(0)))
     found = [norm for norm in norms(whole.module) if norm.activation]
     assert found
     for norm in found:

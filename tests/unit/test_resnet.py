@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conftest import make_recipe
+from paceline.dataset import Facts
 from paceline.model.build import build_network
 from paceline.model.resnet import Unit
-from paceline.recipe import Facts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

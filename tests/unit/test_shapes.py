@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from conftest import make_plan
-from paceline.data import shapes, source
+from paceline.data import shapes, source, store
 from paceline.data.source import Source, open_source
 
 GOLDEN = {
@@ -136,9 +136,9 @@ def test_a_version_of_its_own_keeps_older_drawings_out(draws: Draws, monkeypatch
 def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_CACHE", "/a")
     monkeypatch.setenv("XDG_CACHE_HOME", "/b")
-    assert source.cache_folder() == Path("/a")
+    assert store.cache_folder() == Path("/a")
     monkeypatch.delenv("PACELINE_CACHE")
-    assert source.cache_folder() == Path("/b/paceline")
+    assert store.cache_folder() == Path("/b/paceline")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/c")
-    assert source.cache_folder() == Path("/c/.cache/paceline")
+    assert store.cache_folder() == Path("/c/.cache/paceline")

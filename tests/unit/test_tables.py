@@ -9,12 +9,13 @@ import torch
 
 from conftest import make_recipe
 from paceline.architecture import Model, Outside
+from paceline.dataset import Facts
 from paceline.model import tables
 from paceline.model.build import build_network
 from paceline.model.chance import Chances
 from paceline.model.norm import BatchNormAct, NormAct
 from paceline.model.survey import survey
-from paceline.recipe import Facts, Recipe
+from paceline.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,8 +11,9 @@ import torch
 from conftest import make_recipe
 from paceline import shipped, spec
 from paceline.command.verify import ENOUGH, FIRST_LOSS_LIMIT, LIMIT, choose_layouts, judge, shrink
-from paceline.plan import fits
-from paceline.recipe import BatchNorm, Made, Recipe
+from paceline.dataset import Made
+from paceline.recipe import BatchNorm, Recipe
+from paceline.reconcile import fits
 from paceline.train.prove import Outcome, difference, differences
 
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from conftest import make_plan
 from paceline import checkpoint
+from paceline.dataset import Facts
 from paceline.errors import DataError, UserError
 from paceline.model.branches import Auxiliary
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
 from paceline.model.parts import Head
 from paceline.model.weights import adopt, take
-from paceline.recipe import Facts
 from paceline.record import Run
 from paceline.train.session import take_up
 from paceline.train.state import State, begin, fresh, to_files

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_plan
-from paceline.data.loader import MicroBatch, open_loader
-from paceline.data.source import open_source
+from paceline.data.batches import MicroBatch
+from paceline.data.loader import open_loader
 from paceline.model.init import initialise, published
 from paceline.model.whole import Whole
 from paceline.plan import Plan
@@ -30,7 +30,7 @@ def make_whole(plan: Plan) -> Whole:
 
 
 def first_step(plan: Plan) -> list[MicroBatch]:
-    steps = open_loader(plan, open_source(plan, None), 0, WORLD.device).training(0)
+    steps = open_loader(plan, None, 0, WORLD.device).training(0)
     return next(steps)
 
 

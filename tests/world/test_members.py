@@ -29,7 +29,6 @@ from paceline.architecture import (
     ResNeXt,
 )
 from paceline.data.loader import open_loader
-from paceline.data.source import open_source
 from paceline.model.network import Carried, Network, recomputing
 from paceline.model.tables import MEMBERS, smallest_side
 from paceline.plan import Plan
@@ -143,7 +142,7 @@ every_network = pytest.mark.parametrize(
 def test_it_trains_a_step_and_validates(built: Built) -> None:
     plan, state = built.plan, built.state
     before = {name: tensor.clone() for name, tensor in built.network.state_dict().items()}
-    loader = open_loader(plan, open_source(plan, None), 0, WORLD.device)
+    loader = open_loader(plan, None, 0, WORLD.device)
     with closing(loader.training(0)) as shares:
         update(plan, WORLD, state, next(shares), Wishes(WORLD, Signals(), None))
     assert state.bad_steps == 0

@@ -60,7 +60,6 @@ def steps_to_average(folder: Path, last: int | None) -> list[int]:
 def make(job: Job, run: Run, steps: list[int], method: Method) -> list[Row]:
     """The last checkpoint judged, then the average of all."""
     from paceline.data.loader import open_loader
-    from paceline.data.source import open_source
     from paceline.train.average import average
     from paceline.train.evaluate import judge
     from paceline.train.session import settle_torch
@@ -71,7 +70,7 @@ def make(job: Job, run: Run, steps: list[int], method: Method) -> list[Row]:
     settle_torch(plan)
     world = join(plan, job.launch)
     steps = world.agree(steps)
-    loader = open_loader(plan, open_source(plan, job.data_folder), world.replica, world.device)
+    loader = open_loader(plan, job.data_folder, world.replica, world.device)
     state = fresh(plan, world)
     run.writer = world.first
     name = checkpoint.name_of(steps[-1])

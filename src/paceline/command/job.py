@@ -10,12 +10,15 @@ from rich.console import Console
 
 from paceline import shipped, spec
 from paceline.data import index
+from paceline.data.scan import Tell
+from paceline.dataset import Data
 from paceline.launch import Launch, launched
 from paceline.machine import Machine, this_machine
 from paceline.model import tables
 from paceline.placement import Placement
-from paceline.plan import Plan, make_plan
-from paceline.recipe import Data, Recipe
+from paceline.plan import Plan
+from paceline.recipe import Recipe
+from paceline.reconcile import make_plan
 
 DEFAULT_RECIPE = "shapes/resnet8"
 
@@ -80,9 +83,10 @@ def make_job(
     """
     recipe, written = read_recipe(name, words)
     placement, placed = read_placement(page, words, replicas, device)
-    if look or data is not None or recipe.data is None:
-        found, folder = index.locate(recipe.data, index.given_folder(data))
+    if look or data is not None or not index.is_known(recipe.data):
+        found, folder = index.locate(recipe.data, index.given_folder(data), tell_progress())
     else:
+        assert recipe.data is not None
         found, folder = recipe.data, None
     return plan_job(name, recipe.model_copy(update={"data": found}), placement, folder, written, placed)
 
@@ -116,6 +120,25 @@ def run_replicas(job: Job, words: list[str] | None = None) -> int | None:
     from paceline.world import start_replicas
 
     return start_replicas(job.plan.replicas, sys.argv[1:] if words is None else words)
+
+
+def tell_progress() -> Tell | None:
+    """A bar for what takes a while before a plan stands; none where nobody looks."""
+    if not sys.stderr.isatty():
+        return None
+    from rich.progress import Progress
+
+    bar = Progress(console=Console(stderr=True), transient=True)
+    task = bar.add_task("")
+
+    def tell(what: str, done: int, total: int) -> None:
+        bar.update(task, description=what, completed=done, total=total)
+        if done < total:
+            bar.start()
+        else:
+            bar.stop()
+
+    return tell
 
 
 def console() -> Console:

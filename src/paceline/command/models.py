@@ -8,9 +8,10 @@ from typing import Any
 
 from paceline import spec
 from paceline.command.show import show_facts, show_rows
+from paceline.dataset import Facts
 from paceline.errors import PlanError, SpecError
 from paceline.model import tables
-from paceline.recipe import Facts, Recipe
+from paceline.recipe import Recipe
 
 _PAGE = "{global_batch: 1, epochs: 1, optimiser: {name: sgd, lr: 0.1}, schedule: constant}"
 """What a recipe must say beside its model."""

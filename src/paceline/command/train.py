@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline import spec
 from paceline.command.job import Job, make_job, read_words, run_job
+from paceline.data.own import own_function
 from paceline.errors import RunError
 from paceline.record import PLAN, store_plan, stored_plan
 
@@ -27,6 +28,7 @@ def run(
     if out is None and job.launch is not None and job.launch.count > 1:
         raise RunError("several processes were started: write --out FOLDER, so that they mean the same run")
     folder = out or Path("runs") / f"{name.removesuffix('.yaml').replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    own_function(job.plan.recipe.augment.python)  # a wrong name should not cost a run folder
     if job.launch is None or job.launch.rank == 0:
         prepare_folder(job, folder)
     again = sys.argv[1:] if out else [*sys.argv[1:], "--out", str(folder)]
@@ -37,7 +39,7 @@ def prepare_folder(job: Job, folder: Path) -> None:
     """Make the run folder, or check that it holds the same recipe."""
     if (folder / PLAN).is_file():
         changed = spec.differences(stored_plan(folder).recipe, job.plan.recipe)
-        changed = [line for line in changed if not line.startswith("about:")]
+        changed = [line for line in changed if not line.startswith(("about:", "published:", "source:"))]
         if changed:
             more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
             raise RunError(

@@ -55,7 +55,6 @@ def steps_to_judge(folder: Path, which: str | None, every: bool) -> list[int]:
 def judge(job: Job, run: Run, steps: list[int]) -> list[dict[str, Any]]:
     """Evaluate each checkpoint and append what was found to the record."""
     from paceline.data.loader import open_loader
-    from paceline.data.source import open_source
     from paceline.sink.csv import Csv
     from paceline.train.evaluate import judge as judge_state
     from paceline.train.session import settle_torch
@@ -66,7 +65,7 @@ def judge(job: Job, run: Run, steps: list[int]) -> list[dict[str, Any]]:
     settle_torch(plan)
     world = join(plan, job.launch)
     steps = world.agree(steps)  # beside a run that trains, replicas may have seen different checkpoints
-    loader = open_loader(plan, open_source(plan, job.data_folder), world.replica, world.device)
+    loader = open_loader(plan, job.data_folder, world.replica, world.device)
     state = fresh(plan, world)
     run.writer = world.first
     rows = []

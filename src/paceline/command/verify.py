@@ -13,12 +13,13 @@ from rich.table import Table
 
 from paceline.command.job import Job, console, plan_job, read_recipe, read_words
 from paceline.data import index
+from paceline.dataset import Centre, Files, Made
 from paceline.errors import PlanError, SpecError
 from paceline.model import tables
 from paceline.pictures import Augment
 from paceline.placement import Placement
-from paceline.plan import fits, mixes
-from paceline.recipe import BatchNorm, Made, Recipe
+from paceline.recipe import BatchNorm, Recipe
+from paceline.reconcile import fits, mixes
 from paceline.spec import Tree
 
 if TYPE_CHECKING:
@@ -89,19 +90,26 @@ def shrink(recipe: Recipe) -> tuple[Recipe, list[str]]:
     if recipe.global_batch > 128:
         norm = recipe.norm_batch or recipe.global_batch
         # Near 16: smaller groups would measure rounding, larger ones only take longer.
-        least = max(8, recipe.mix.block if recipe.mix.active else 8)
-        near = min(
-            (d for d in range(1, norm + 1) if norm % d == 0 and d >= min(least, norm)), key=lambda d: abs(d - 16)
-        )
+        block = recipe.mix.block if recipe.mix.active and norm % recipe.mix.block == 0 else 1
+        least = min(max(8, block), norm)
+        near = min((d for d in range(least, norm + 1) if norm % d == 0 and d % block == 0), key=lambda d: abs(d - 16))
         batch = near if norm == recipe.global_batch else 2 * near
         changes |= {"global_batch": batch, "norm_batch": near}
         told.append(f"global_batch {recipe.global_batch} -> {batch}, norm_batch {norm} -> {near}")
     small = max(32, tables.smallest_side(recipe.model))
-    if isinstance(recipe.data, Made) and recipe.data.side > small:
-        changes["data"] = recipe.data.model_copy(update={"side": small, "name": "generated"})
+    if isinstance(recipe.data, Made | Files) and recipe.data.side > small:
+        other = {"name": "generated"} if isinstance(recipe.data, Made) else _judged_smaller(recipe.data, small)
+        changes["data"] = recipe.data.model_copy(update={"side": small, **other})
         told.append(f"image side {recipe.data.side} -> {small}")
         changes["augment"] = _shrunk(recipe.augment, small / recipe.data.side, tables.smallest_side(recipe.model))
     return recipe.model_copy(update=changes), told
+
+
+def _judged_smaller(data: Files, side: int) -> dict[str, Any]:
+    """What is given in pixels of how validation images in files are judged."""
+    short = data.evaluation.short * side // data.side if isinstance(data.evaluation, Centre) else 0
+    how = Centre(name="centre", short=max(side, short)) if isinstance(data.evaluation, Centre) else data.evaluation
+    return {"evaluation_side": None, "evaluation": how}
 
 
 def _shrunk(augment: Augment, share: float, least: int) -> Augment:
@@ -171,6 +179,7 @@ def _job(recipe: Recipe, layout: Layout, precision: str) -> Job:
             "micro_batch": layout.micro_batch,
             "recompute": layout.recompute,
             "precision": precision,
+            "loader_threads": 2,  # trials are processes that may have none of their own
         }
     )
     return plan_job("verify", recipe, placement, None, Tree(), Tree())

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from paceline.data.scan import Tell, open_index, recognised
+from paceline.dataset import Cifar, Data, Files, Made, Shapes
 from paceline.errors import DataError
-from paceline.recipe import Cifar, Data, Made, Shapes
 
 CIFAR_FILES = {
     "cifar10": ([f"data_batch_{i}.bin" for i in range(1, 6)], ["test_batch.bin"]),
@@ -26,15 +27,20 @@ def given_folder(flag: Path | None) -> Path | None:
     return Path(named) if named else None
 
 
-def locate(wanted: Data | None, folder: Path | None) -> tuple[Data, Path | None]:
-    """The data set and the folder that holds it; recognised by its files when the recipe leaves it open."""
+def locate(wanted: Data | None, folder: Path | None, tell: Tell | None = None) -> tuple[Data, Path | None]:
+    """The data set and the folder that holds it; recognised by its files when the recipe leaves it open.
+
+    Images in files are counted, which may take a while the first time; `tell` hears how far that is.
+    """
     match wanted:
         case Shapes() | Made():
             return wanted, None
         case Cifar():
             return wanted, _cifar_folder(wanted.name, _existing(folder, wanted.name))
+        case Files():
+            return _counted(wanted, _existing(folder, wanted.name), tell)
         case None:
-            return _recognise(_existing(folder, "the data"))
+            return _recognise(_existing(folder, "the data"), tell)
 
 
 def _existing(folder: Path | None, what: str) -> Path:
@@ -45,15 +51,40 @@ def _existing(folder: Path | None, what: str) -> Path:
     return folder
 
 
-def _recognise(folder: Path) -> tuple[Data, Path]:
+def is_known(data: Data | None) -> bool:
+    """Whether a data set can be planned with before its files are looked at."""
+    return data is not None and (not isinstance(data, Files) or data.name == "imagenet")
+
+
+def _counted(data: Files, folder: Path, tell: Tell | None) -> tuple[Files, Path]:
+    """The same with the numbers of images and classes that its files hold."""
+    found = open_index(data, folder, tell)
+    counts = {
+        "images": len(found.training),
+        "validation_images": len(found.validation),
+        "classes": len(found.classes),
+    }
+    for key, count in counts.items():
+        said = getattr(data, key)
+        if said is not None and said != count:
+            raise DataError(
+                f"{folder}: data.{key} is {said:,}, and {count:,} are there; leave data.{key} out, or mend it"
+            )
+    return data.model_copy(update=counts), folder
+
+
+def _recognise(folder: Path, tell: Tell | None) -> tuple[Data, Path]:
     for name in CIFAR_FILES:
         found = _holding(folder, CIFAR_FILES[name][0][0])
         if found is not None:
             data = Cifar.model_validate({"name": name})
             return data, _cifar_folder(name, folder)
+    if recognised(folder):
+        return _counted(Files(name="images"), folder, tell)
     raise DataError(
         f"{folder}: no data set is recognised here; expected CIFAR's binary files (data_batch_1.bin, or train.bin and "
-        f"test.bin), or write data=shapes for the built-in one"
+        f"test.bin), images in class folders (train/, val/), TFRecords, WebDataset tars or a Paceline pack; or write "
+        f"data=shapes for the built-in one"
     )
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn, Protocol, TypeVar
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,46 +14,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.data import augment
+from paceline.data.batches import Loader, MicroBatch, Shares, ahead, endless, filled_up, pinned
+from paceline.data.encoded import Quarantine, open_splits
+from paceline.data.on_device import DeviceStream
 from paceline.data.order import Positions, judged, share, training_order
-from paceline.data.source import Source, Split
+from paceline.data.source import Source, Split, open_source
+from paceline.data.stream import Stream
+from paceline.dataset import Files
 from paceline.plan import Plan
 
-Item = TypeVar("Item")
-AHEAD = 4
-"""Steps that are prepared before they are needed."""
 GATHERED = 4096
 """Images that are cropped and flipped on the device at a time."""
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """Images of one forward pass on the device: 8-bit, channels last in memory; only the first `count` are real."""
-
-    images: Tensor
-    labels: Tensor
-    count: int
-    first: int = 0
-    """Where in the endless list a training batch begins."""
-
-
-Shares = Generator[list[MicroBatch], None, None]
-"""A replica's micro-batches of each step; to be closed, so that what is prepared ahead ends."""
-
-
-class Loader(Protocol):
-    """Where a replica gets its images."""
-
-    def training(self, start: int) -> Shares:
-        """This replica's micro-batches of each step, beginning with step `start`, without end."""
-        ...
-
-    def validation(self) -> Iterator[MicroBatch]:
-        """This replica's part of the validation images."""
-        ...
-
-
-def open_loader(plan: Plan, source: Source, replica: int, device: torch.device) -> Loader:
-    """The loader that suits the data set and the placement."""
+def open_loader(plan: Plan, folder: Path | None, replica: int, device: torch.device, run: Path | None = None) -> Loader:
+    """The loader that suits the data set and the placement; images that cannot be decoded are listed in `run`."""
+    if isinstance(plan.data, Files):
+        assert folder is not None
+        bad = Quarantine.of(run, plan.data.max_bad, plan.facts.images + plan.facts.validation_images)
+        kind = DeviceStream if plan.placement.decoder == "gpu" else Stream
+        return kind(plan, partial(open_splits, plan, plan.data, folder), replica, device, bad)
+    source = open_source(plan, folder)
     if plan.data.name == "synthetic":
         return Synthetic(plan, source, replica, device)
     splits = (source.training, source.validation)
@@ -89,9 +67,9 @@ class Resident:
             positions = np.concatenate(parts) if parts else np.empty(0, np.int64)
             images = order.images(positions)
             moves = augment.draw(plan.recipe, positions, images, order.epochs(positions))
-            return _pinned(np.vstack([images, moves]), self._device), [int(part[0]) for part in parts]
+            return pinned(np.vstack([images, moves]), self._device), [int(part[0]) for part in parts]
 
-        with closing(ahead(_endless(prepare, 0))) as chunks:
+        with closing(ahead(endless(prepare, 0))) as chunks:
             for numbers, firsts in chunks:
                 images, labels = self._cut(0, numbers)
                 pieces = images.split(plan.micro_batch), labels.split(plan.micro_batch)
@@ -103,9 +81,9 @@ class Resident:
     def validation(self) -> Iterator[MicroBatch]:
         """Every image once; the last batch is padded to keep one shape, and says how many are real."""
         for numbers in judged(self._plan, self._replica):
-            padded = _padded(numbers, self._plan.evaluation_batch)
-            moves = augment.still(self._plan.recipe.augment, len(padded))
-            yield MicroBatch(*self._cut(1, _pinned(np.vstack([padded, moves]), self._device)), len(numbers))
+            whole = filled_up(numbers, self._plan.evaluation_batch)
+            moves = augment.still(self._plan.recipe.augment, len(whole))
+            yield MicroBatch(*self._cut(1, pinned(np.vstack([whole, moves]), self._device)), len(numbers))
 
     def _cut(self, which: int, numbers: Tensor) -> tuple[Tensor, Tensor]:
         wide, labels = self._sets[which]
@@ -132,7 +110,7 @@ class Host:
             moves = augment.draw(recipe, positions, numbers, order.epochs(positions))
             images = augment.crop(wide, np.arange(len(wide)), moves, steps)
             labels = split.labels_of(numbers)
-            return _pinned(images, self._device), _pinned(labels, self._device), int(positions[0])
+            return pinned(images, self._device), pinned(labels, self._device), int(positions[0])
 
         with ThreadPoolExecutor(self._threads) as pool:
 
@@ -140,7 +118,7 @@ class Host:
                 parts = share(self._plan, step, self._replica)
                 return [pool.submit(prepare, part, order.images(part)).result for part in parts]
 
-            with closing(ahead(_endless(submit, start))) as steps_ahead:
+            with closing(ahead(endless(submit, start))) as steps_ahead:
                 for results in steps_ahead:
                     made = [result() for result in results]
                     yield [self._send(images, labels, len(images), first) for images, labels, first in made]
@@ -150,9 +128,9 @@ class Host:
         split, size = self._source.validation, self._plan.evaluation_batch
 
         def prepare(numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor, int]:
-            padded = _padded(numbers, size)
-            pictures, labels = split.take(padded), split.labels_of(padded)
-            return _pinned(pictures, self._device), _pinned(labels, self._device), len(numbers)
+            whole = filled_up(numbers, size)
+            pictures, labels = split.take(whole), split.labels_of(whole)
+            return pinned(pictures, self._device), pinned(labels, self._device), len(numbers)
 
         for images, labels, count in ahead(map(prepare, judged(self._plan, self._replica))):
             yield self._send(images, labels, count)
@@ -193,62 +171,3 @@ class Synthetic:
         images, labels, pool = filled
         place = int(numbers[0]) % pool
         return MicroBatch(images[place : place + size], labels[place : place + size], len(numbers), int(numbers[0]))
-
-
-def ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
-    """The same items, made up to AHEAD before they are asked for by a thread of their own; its faults come through."""
-    made: queue.Queue[Callable[[], Item]] = queue.Queue(AHEAD)
-    stopped = threading.Event()
-
-    def offer(get: Callable[[], Item]) -> None:
-        while not stopped.is_set():
-            try:
-                made.put(get, timeout=0.1)
-                break
-            except queue.Full:
-                continue
-
-    def work() -> None:
-        while not stopped.is_set():
-            try:
-                item = next(items)
-            except BaseException as fault:  # noqa: BLE001 - raised again in the thread that asks, the end included
-                offer(partial(_raise, fault))
-                return
-            offer(partial(_same, item))
-
-    thread = threading.Thread(target=work, name="images ahead", daemon=True)
-    thread.start()
-    try:
-        while True:
-            try:
-                item = made.get()()
-            except StopIteration:
-                return
-            yield item
-    finally:
-        stopped.set()
-        thread.join()  # a thread still inside a library when the interpreter ends would abort the process
-
-
-def _same(item: Item) -> Item:
-    return item
-
-
-def _raise(fault: BaseException) -> NoReturn:
-    raise fault
-
-
-def _endless(prepare: Callable[[int], Item], start: int) -> Iterator[Item]:
-    while True:
-        yield prepare(start)
-        start += 1
-
-
-def _padded(numbers: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    return np.concatenate([numbers, np.zeros(size - len(numbers), np.int64)])
-
-
-def _pinned(values: NDArray[np.generic], device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(values))
-    return tensor.pin_memory() if device.type == "cuda" else tensor

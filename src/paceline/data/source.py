@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,10 @@ from numpy.typing import NDArray
 from paceline import keyed
 from paceline.data import shapes
 from paceline.data.index import CIFAR_FILES
+from paceline.data.store import cache_folder
+from paceline.dataset import Cifar, Files, Made, Shapes
 from paceline.errors import DataError
 from paceline.plan import Plan
-from paceline.recipe import Cifar, Made, Shapes
 
 Pictures = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
@@ -61,6 +61,8 @@ def open_source(plan: Plan, folder: Path | None) -> Source:
         case Cifar():
             assert folder is not None
             return Source(*(_whole(*_cifar(plan.data.name, folder, files)) for files in CIFAR_FILES[plan.data.name]))
+        case Files():
+            raise AssertionError("images in files have no pictures of one size: data.stream decodes them")
         case Made():
             return Source(
                 _made(plan, "training", plan.data.images), _made(plan, "validation", plan.data.validation_images)
@@ -92,13 +94,6 @@ def _cifar(name: str, folder: Path, files: list[str]) -> tuple[Pictures, Numbers
 
 def _shape_splits(plan: Plan) -> list[tuple[str, int]]:
     return [("train", plan.facts.images), ("validation", plan.facts.validation_images)]
-
-
-def cache_folder() -> Path:
-    """Where drawn data sets are kept: PACELINE_CACHE, else the user's cache folder."""
-    named = os.environ.get("PACELINE_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(named) if named else Path(base) / "paceline"
 
 
 def _drawn(split: str, count: int) -> tuple[Pictures, Numbers]:

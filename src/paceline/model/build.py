@@ -22,6 +22,7 @@ from paceline.architecture import (
     ResNeXt,
     Vgg,
 )
+from paceline.dataset import Facts
 from paceline.model.alexnet import alexnet_blocks
 from paceline.model.efficientnet import efficientnet_blocks
 from paceline.model.googlenet import googlenet_blocks
@@ -35,7 +36,7 @@ from paceline.model.parts import MakeNorm
 from paceline.model.resnet import cifar_resnet_blocks, resnet_blocks
 from paceline.model.resnext import cifar_resnext_blocks, resnext_blocks
 from paceline.model.vgg import vgg_blocks
-from paceline.recipe import Facts, Recipe
+from paceline.recipe import Recipe
 
 
 def build_network(recipe: Recipe, facts: Facts) -> Network:

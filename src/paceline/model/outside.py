@@ -11,11 +11,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline import keyed
 from paceline.architecture import Outside
+from paceline.dataset import Facts
 from paceline.errors import PlanError
 from paceline.model.chance import Chances, Dropout, StochasticDepth
 from paceline.model.norm import BatchNormAct, Statistics
 from paceline.model.parts import MakeNorm
-from paceline.recipe import Facts
 
 PROBE = 2
 """Images sent through a network once to see what it does."""

@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from paceline.dataset import Facts
 from paceline.model.build import build_network
 from paceline.model.chance import Chances
 from paceline.model.norm import BatchNormAct, Statistics
-from paceline.recipe import Facts, Recipe
+from paceline.recipe import Recipe
 
 IMAGES = 2
 """How many images are sent through, so that a norm over a picture of one pixel has two numbers."""

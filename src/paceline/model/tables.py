@@ -22,9 +22,9 @@ from paceline.architecture import (
     ResNeXt,
     Vgg,
 )
+from paceline.dataset import Facts
 from paceline.model import inception_tables, mobile_tables
 from paceline.plan import NetworkFacts
-from paceline.recipe import Facts
 
 BASIC = ("resnet10", "resnet18", "resnet34")
 """The ImageNet networks whose units are not bottlenecks."""

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from paceline import checkpoint
+from paceline.dataset import Facts
 from paceline.errors import DataError, RunError, UserError
 from paceline.model.outside import create, load_package
-from paceline.recipe import Facts
 
 Tensors = dict[str, Tensor]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.data.loader import MicroBatch
+from paceline.data.batches import MicroBatch
 from paceline.data.mix import draw
 from paceline.model.build import build_network
 from paceline.model.chance import Chances

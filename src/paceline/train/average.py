@@ -13,7 +13,7 @@ from safetensors.torch import load as tensors_from
 from safetensors.torch import save as tensors_to
 
 from paceline import checkpoint
-from paceline.data.loader import Loader
+from paceline.data.batches import Loader
 from paceline.errors import RunError
 from paceline.model.whole import exact
 from paceline.optim.average import Tensors, blend

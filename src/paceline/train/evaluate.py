@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline.data.loader import Loader
+from paceline.data.batches import Loader
 from paceline.model.whole import JUDGEMENT, Whole, exact
 from paceline.plan import Plan
 from paceline.train.state import State

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from paceline import checkpoint
-from paceline.errors import Broken
+from paceline.errors import Broken, ReadFailed
 from paceline.plan import Plan
 from paceline.record import Row, Run, best_step
 from paceline.train.state import State, to_files
@@ -33,6 +36,19 @@ def to_keep(plan: Plan, saved: list[int], rows: list[Row]) -> set[int]:
             firsts.setdefault(int(step * plan.global_batch // stretch), step)
         keep |= set(firsts.values())
     return keep
+
+
+@contextmanager
+def saved_if_cut_off(plan: Plan, run: Run, state: State) -> Iterator[None]:
+    """End saved, as it was before the step, where its images cannot be read or another replica has left.
+
+    What replicas exchange comes before anything of the state changes, so that a step is done whole or not at all.
+    """
+    try:
+        yield
+    except (ReadFailed, Broken):
+        save(plan, run, state)
+        raise
 
 
 def heed_bad_steps(plan: Plan, run: Run, state: State, row: Row) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import closing
 
 from paceline import schedule
-from paceline.data.loader import Loader, MicroBatch
+from paceline.data.batches import Loader, MicroBatch
 from paceline.plan import Plan
 from paceline.record import Run
 from paceline.sink import Sink
 from paceline.train.clock import Clock
 from paceline.train.evaluate import judge
-from paceline.train.keep import heed_bad_steps, save
+from paceline.train.keep import heed_bad_steps, save, saved_if_cut_off
 from paceline.train.state import State, compare_replicas
 from paceline.train.wishes import Wishes
 from paceline.world import World
@@ -27,9 +27,10 @@ def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink
         save(plan, run, state)
     with closing(loader.training(state.step)) as shares:
         while state.step < plan.steps and not wishes.stop:
-            with clock.waiting():
-                share = next(shares)
-            update(plan, world, state, share, wishes)
+            with saved_if_cut_off(plan, run, state):
+                with clock.waiting():
+                    share = next(shares)
+                update(plan, world, state, share, wishes)
             sink.step(state.step)
 
             last = state.step == plan.steps

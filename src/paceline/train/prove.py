@@ -18,7 +18,6 @@ from torch import Tensor
 
 from paceline import checkpoint
 from paceline.data.loader import open_loader
-from paceline.data.source import open_source
 from paceline.errors import Broken
 from paceline.launch import Launch
 from paceline.plan import Plan
@@ -98,7 +97,7 @@ def _run(plan: Plan, launch: Launch, folder: Path, data: Path | None, steps: int
     world = join(plan, launch)
     run = Run(folder, writer=world.first)
     state = take_up(plan, world, run)
-    loader = open_loader(plan, open_source(plan, data), world.replica, world.device)
+    loader = open_loader(plan, data, world.replica, world.device)
     wishes = Wishes(world, Signals(), None)
     shares = loader.training(state.step)
     path = folder / "losses.json"

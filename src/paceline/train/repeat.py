@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from paceline import checkpoint
 from paceline.data.loader import open_loader
 from paceline.data.order import share, training_order
-from paceline.data.source import open_source
 from paceline.errors import RunError
 from paceline.plan import Plan
 from paceline.record import Run
@@ -41,8 +40,7 @@ def repeat(plan: Plan, world: World, run: Run, data: Path | None, step: int) -> 
     """Go from the newest whole checkpoint before a step to that step again, and watch every layer in it."""
     state, start = fresh(plan, world), _take_up_before(run, step)
     restore(state, start[1], checkpoint.name_of(start[0]))
-    source = open_source(plan, data)
-    shares = open_loader(plan, source, world.replica, world.device).training(state.step)
+    shares = open_loader(plan, data, world.replica, world.device).training(state.step)
     wishes = Wishes(world, Signals(), None)
     while state.step < step - 1:
         update(plan, world, state, next(shares), wishes)

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from paceline import checkpoint
+from paceline.data.doctor import Watch
+from paceline.data.encoded import QUARANTINE, listed
 from paceline.data.loader import open_loader
-from paceline.data.source import open_source
 from paceline.errors import INTERRUPTED, Broken, RunError, UserError
 from paceline.launch import OURS, Launch
 from paceline.machine import Machine
@@ -21,6 +22,7 @@ from paceline.record import Row, Run, latest, start_row
 from paceline.sink import Several, Sink
 from paceline.sink.console import Terminal
 from paceline.sink.csv import Csv
+from paceline.train.advice import Advice
 from paceline.train.average import conclude
 from paceline.train.loop import train
 from paceline.train.state import State, begin, fresh, restore
@@ -68,7 +70,7 @@ def _train(
     state = take_up(plan, world, run, console)
     if state.step >= plan.steps:
         return _nothing_left(plan, world, run, state, before, data, console)
-    loader = open_loader(plan, open_source(plan, data), world.replica, world.device)
+    loader = open_loader(plan, data, world.replica, world.device, run.folder)
     seconds = plan.placement.save
     wishes = Wishes(world, signals, float(seconds.amount) if seconds.unit == "seconds" else None)
     if run.writer:
@@ -80,7 +82,8 @@ def _train(
         sink = Sink()
         if world.first:
             terminal = stack.enter_context(Terminal(plan, state.step, console))
-            sink = Several(terminal, Csv(run.folder, before, state.step))
+            advice = Advice(Watch(plan, data, machine.cores), run, console)
+            sink = Several(terminal, Csv(run.folder, before, state.step), advice)
         done = train(plan, world, run, state, loader, sink, wishes)
     if done:
         conclude(plan, world, run, state, loader)
@@ -101,7 +104,7 @@ def _nothing_left(
     """All steps are trained; a run that was killed after the last of them still comes to its end."""
     if world.agree([int(bool(before) and all(row["kind"] != "end" for row in before))])[0]:
         if plan.averaged_steps:
-            loader = open_loader(plan, open_source(plan, data), world.replica, world.device)
+            loader = open_loader(plan, data, world.replica, world.device, run.folder)
             conclude(plan, world, run, state, loader)
         run.write("end", step=state.step)
     if world.first:
@@ -177,6 +180,13 @@ def _say_goodbye(plan: Plan, run: Run, step: int, done: bool, console: Console) 
             f"[bold green]top-1 {row['top1']:.2%}[/bold green] of the mean of the last {len(row['steps'])} "
             f"checkpoints: {run.folder / 'averaged'}",
             highlight=False,
+            soft_wrap=True,
+        )
+    bad = listed(run.folder)
+    if bad:
+        console.print(
+            f"[yellow]{len(bad)} images cannot be decoded and were replaced by their neighbours:[/yellow] "
+            f"{escape(str(run.folder / QUARANTINE))}",
             soft_wrap=True,
         )
     if reports[-1]["bad_steps"]:

@@ -1,0 +1,159 @@
+"""Puts what was found in every unit together: classes, splits, and one order for all formats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline import keyed
+from paceline.data.formats import UNLABELLED, Format, Found, Unit
+from paceline.data.formats.folder import KIND as FOLDER
+from paceline.data.labels import Labels, check_strays, class_names, label_images, read_labels
+from paceline.data.table import Flag, Index, Objects, Rows, Strings, Table
+from paceline.dataset import Files
+from paceline.errors import DataError
+
+Chosen = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """All images, in the order of the units."""
+
+    rows: Rows
+    shards: list[str]
+    keys: list[str]
+    objects: Objects
+
+
+def assemble(form: Format, data: Files, folder: Path, units: Sequence[Unit], founds: Sequence[Found]) -> Index:
+    """The index of a data set, from everything that its units hold."""
+    pool = _pool(founds)
+    judged = np.repeat([unit.part == "validation" for unit in units], [len(found.rows) for found in founds])
+    if judged.all():
+        raise DataError(f"{folder}: there are no training images; add them in train/, or as train-*")
+    first = form.FIRST_LABEL if data.first_label is None else data.first_label
+    labels = label_images(founds, read_labels(data, folder), first)
+    kept, notes = _without_strangers(form, labels, judged, folder)
+    # Classes are those of everything that may be trained on, so that a smaller share has the same numbers.
+    names = class_names(labels, ~judged & kept, form.classes(folder), data, first, folder)
+    final = _numbered(labels, names, folder, pool, kept)
+    for what, chosen in (("training", ~judged & kept), ("validation", judged & kept)):
+        check_strays(final[chosen], len(names), first, f"{folder}: {what} part")
+    pool.rows["label"] = final
+    pool.rows["flags"] |= np.where((final < 0) | (final >= len(names)), int(Flag.OTHER_LABEL), 0).astype(np.uint16)
+    training, validation = _parts(data, folder, pool, judged, kept)
+    return Index(form.KIND, folder, names, _table(pool, training), _table(pool, validation), (*form.notes(), *notes))
+
+
+def _pool(founds: Sequence[Found]) -> _Pool:
+    parts, shards, objects = [], 0, 0
+    for found in founds:
+        rows = found.rows.copy()
+        rows["shard"] += shards
+        rows["first_object"] += objects
+        shards, objects = shards + len(found.shards), objects + len(found.objects)
+        parts.append(rows)
+    return _Pool(
+        np.concatenate(parts),
+        [name for found in founds for name in found.shards],
+        [key for found in founds for key in found.keys],
+        np.concatenate([found.objects for found in founds]),
+    )
+
+
+def _without_strangers(form: Format, labels: Labels, judged: Chosen, folder: Path) -> tuple[Chosen, tuple[str, ...]]:
+    """Among class folders, images that lie in none and have no label are none of the data set."""
+    unknown = (labels.named < 0) & (labels.numbers == UNLABELLED)
+    if not labels.names or form.KIND != FOLDER:
+        return np.ones(len(unknown), np.bool_), ()
+    for what, part in (("training", ~judged), ("validation", judged)):
+        if part.any() and unknown[part].all():
+            raise DataError(
+                f"{folder}: the images of the {what} part lie in no class folders; put them there, or write "
+                f"data.labels=FILE with lines of 'file,class'"
+            )
+    count = int(unknown.sum())
+    return ~unknown, (f"{count:,} images outside class folders are left out",) if count else ()
+
+
+def _parts(data: Files, folder: Path, pool: _Pool, judged: Chosen, kept: Chosen) -> tuple[Chosen, Chosen]:
+    """What is trained on and what is judged; shares are chosen by the images' keys, alike in every format."""
+    if data.validation is None and not judged.any():
+        raise DataError(
+            f"{folder}: there are no validation images; add a validation part (val/ beside train/, or val-*), or write "
+            f"data.validation=10% to judge a tenth of the images"
+        )
+    if data.validation is not None and judged.any():
+        raise DataError(f"{folder}: the data have a validation part of their own; leave data.validation out")
+    if data.validation is not None:
+        judged = _chances(pool, kept, "validation") < data.validation
+    training, validation = ~judged & kept, judged & kept
+    if data.use < 1:
+        training &= _chances(pool, kept, "use") < data.use
+    for what, part, setting in (("training", training, "use"), ("validation", validation, "validation")):
+        if not part.any():
+            raise DataError(
+                f"{folder}: no {what} images are left; there are {len(kept):,} in all: raise data.{setting}"
+            )
+    return training, validation
+
+
+def _chances(pool: _Pool, kept: Chosen, purpose: str) -> NDArray[np.float64]:
+    """A number in [0, 1) for every image, by its key alone; further images with the same key have their own."""
+    seen: dict[str, int] = {}
+    chances = np.ones(len(pool.keys))
+    for number in _ranked(pool, np.flatnonzero(kept)):
+        key = pool.keys[number]
+        before = seen.get(key, 0)
+        seen[key] = before + 1
+        text = key.encode("utf-8", "backslashreplace").decode()
+        chances[number] = keyed.key(0, f"data.{purpose}", text, *([before] if before else [])) / 2.0**64
+    return chances
+
+
+def _numbered(labels: Labels, names: tuple[str, ...], folder: Path, pool: _Pool, kept: Chosen) -> NDArray[np.int64]:
+    """Every image's class number; a class name that training does not have is a fault of the data."""
+    numbers = {name: number for number, name in enumerate(names)}
+    table = np.array([numbers.get(name, -1) for name in labels.names] + [UNLABELLED], np.int64)
+    final = np.where(labels.named >= 0, table[labels.named], labels.numbers)
+    strange = kept & (labels.named >= 0) & (final < 0)
+    if strange.any():
+        where = int(strange.argmax())
+        name = labels.names[int(labels.named[where])]
+        shard = pool.shards[int(pool.rows["shard"][where])]
+        raise DataError(f"{folder / shard}: class '{name}' has no training images; remove it, or add it to training")
+    return np.clip(final, UNLABELLED, 2**31 - 1)
+
+
+def _ranked(pool: _Pool, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The order of all formats: by key, then by label, then by where the image is."""
+    keys = {key: rank for rank, key in enumerate(sorted({pool.keys[number] for number in numbers}))}
+    by_key = np.fromiter((keys[pool.keys[number]] for number in numbers), np.int64, len(numbers))
+    paths = np.argsort(np.argsort(np.array(pool.shards, object), kind="stable"))
+    rows = pool.rows[numbers]
+    return numbers[np.lexsort((rows["offset"], paths[rows["shard"]], rows["label"], by_key))]
+
+
+def _table(pool: _Pool, chosen: Chosen) -> Table:
+    """The rows of one split in their order, with the shards and objects that they speak of."""
+    order = _ranked(pool, np.flatnonzero(chosen))
+    rows = pool.rows[order]
+    used = np.unique(rows["shard"])
+    by_path = sorted(range(len(used)), key=lambda place: pool.shards[int(used[place])])
+    renumbered = np.zeros(len(pool.shards), np.uint32)
+    renumbered[used[by_path]] = np.arange(len(used), dtype=np.uint32)
+    counts = rows["objects"].astype(np.int64)
+    firsts = np.cumsum(counts) - counts
+    source = np.repeat(rows["first_object"].astype(np.int64) - firsts, counts) + np.arange(counts.sum())
+    rows["shard"], rows["first_object"] = renumbered[rows["shard"]], np.where(counts > 0, firsts, 0)
+    return Table(
+        rows,
+        Strings.of(pool.shards[int(used[place])] for place in by_path),
+        Strings.of(pool.keys[number] for number in order),
+        pool.objects[source],
+    )

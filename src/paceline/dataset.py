@@ -1,0 +1,173 @@
+"""Which images are trained on and judged: every setting of a data set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from paceline.architecture import Count, Positive
+from paceline.spec import Settings
+
+Colour = tuple[float, ...]
+Spread = tuple[Positive, ...]
+Normalise = Literal["mean-std", "mean", "unit", "image"]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a plan must know of a data set."""
+
+    images: int
+    validation_images: int
+    classes: int
+    side: int
+    channels: int = 3
+    evaluation_side: int | None = None
+    """Where validation images have another side."""
+
+
+class Shapes(Settings):
+    """The built-in data set: ten kinds of shapes, drawn by Paceline itself; needs no folder."""
+
+    name: Literal["shapes"]
+    mean: Colour = (0.5, 0.5, 0.5)
+    """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
+    std: Spread = (0.25, 0.25, 0.25)
+    """Spread of each channel, which the pixels are divided by."""
+    normalise: Normalise = "mean-std"
+    """How pixels become numbers: less the mean and divided by the spread; less the mean only, on a scale of 0 to 255;
+    on a scale of -1 to 1; or each image by its own mean and spread (at least 1 / root of its numbers)."""
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(images=10_000, validation_images=2_000, classes=10, side=32)
+
+
+class Cifar(Settings):
+    """CIFAR-10 or CIFAR-100 in the published binary files."""
+
+    name: Literal["cifar10", "cifar100"]
+    mean: Colour = (0.4914, 0.4822, 0.4465)
+    """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
+    std: Spread = (0.2470, 0.2435, 0.2616)
+    """Spread of each channel, which the pixels are divided by."""
+    normalise: Normalise = "mean-std"
+    """How pixels become numbers: less the mean and divided by the spread; less the mean only, on a scale of 0 to 255;
+    on a scale of -1 to 1; or each image by its own mean and spread (at least 1 / root of its numbers)."""
+
+    @property
+    def facts(self) -> Facts:
+        classes = 10 if self.name == "cifar10" else 100
+        return Facts(images=50_000, validation_images=10_000, classes=classes, side=32)
+
+
+class Made(Settings):
+    """Random images for measuring: `generated` ones come from the host, `synthetic` ones stay on the device."""
+
+    name: Literal["generated", "synthetic"]
+    images: Count = 1_281_167
+    """How many training images the epoch counts."""
+    validation_images: Count = 50_000
+    """How many images a validation counts."""
+    classes: Count = 1000
+    """How many classes the labels are drawn from."""
+    side: Count = 224
+    """Height and width of an image in pixels."""
+    channels: Count = 3
+    """Colour channels of an image."""
+    mean: Colour = (0.485, 0.456, 0.406)
+    """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
+    std: Spread = (0.229, 0.224, 0.225)
+    """Spread of each channel, which the pixels are divided by."""
+    normalise: Normalise = "mean-std"
+    """How pixels become numbers: less the mean and divided by the spread; less the mean only, on a scale of 0 to 255;
+    on a scale of -1 to 1; or each image by its own mean and spread (at least 1 / root of its numbers)."""
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(self.images, self.validation_images, self.classes, self.side, self.channels)
+
+
+def _percent(value: object) -> object:
+    """'10%' or 0.1."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        try:
+            return float(value.strip()[:-1]) / 100
+        except ValueError:
+            raise ValueError(f"expected a share such as 10% or 0.1, found {value!r}") from None
+    return value
+
+
+Part = Annotated[float, BeforeValidator(_percent), Field(gt=0, lt=1)]
+Percent = Annotated[float, BeforeValidator(_percent), Field(gt=0, le=1)]
+
+
+class Centre(Settings):
+    """The shorter edge is resized and the centre cut out, in one resampling."""
+
+    name: Literal["centre"]
+    short: Count = 256
+    """Pixels that the shorter edge is resized to."""
+
+
+class Squash(Settings):
+    """The same share of both edges is cut out at the centre and squashed into a square."""
+
+    name: Literal["squash"]
+    share: Percent = 0.875
+    """How much of each edge is kept."""
+
+
+class Files(Settings):
+    """Encoded images (JPEG, PNG and whatever Pillow reads) in class folders, TFRecords, WebDataset tars or Paceline
+    packs, recognised by their files; `imagenet` plans without them."""
+
+    name: Literal["images", "imagenet"]
+    side: Count = 224
+    """Height and width that training images are resized to."""
+    resize: Literal["bilinear", "bicubic"] = "bilinear"
+    """The filter that makes images larger or smaller; it sees every pixel (antialiased)."""
+    evaluation: Annotated[Centre | Squash, Field(discriminator="name")] = Centre(name="centre")
+    """What of a validation image is judged."""
+    evaluation_side: Count | None = None
+    """Height and width that validation images are resized to; left out, as in training."""
+    validation: Part | None = None
+    """Share of the images, chosen by chance, that is judged and not trained on; for data without a validation part."""
+    use: Percent = 1.0
+    """Share of the training images, chosen by chance, that is used at all."""
+    labels: str | None = None
+    """A CSV or JSON file beside the images with the class of each folder or file; left out, folders are classes."""
+    first_label: int | None = None
+    """The number of the first class where labels are numbers; left out, 1 in TFRecords and 0 elsewhere."""
+    orientation: Literal["ignore", "honour"] = "ignore"
+    """Whether an image is turned as its EXIF data says; by ImageNet's convention it is not."""
+    max_bad: Annotated[float, BeforeValidator(_percent), Field(ge=0, le=1)] = 0.001
+    """Share of the images that may be damaged, and be replaced by their next neighbour, before the run ends."""
+    images: Count | None = None
+    """How many training images there are; left out, as many as are found."""
+    validation_images: Count | None = None
+    """How many validation images there are; left out, as many as are found."""
+    classes: Count | None = None
+    """How many classes there are; left out, as many as are found."""
+    mean: Colour = (0.485, 0.456, 0.406)
+    """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
+    std: Spread = (0.229, 0.224, 0.225)
+    """Spread of each channel, which the pixels are divided by."""
+    normalise: Normalise = "mean-std"
+    """How pixels become numbers: less the mean and divided by the spread; less the mean only, on a scale of 0 to 255;
+    on a scale of -1 to 1; or each image by its own mean and spread (at least 1 / root of its numbers)."""
+
+    @property
+    def facts(self) -> Facts:
+        images, judged, classes = self.images, self.validation_images, self.classes
+        if self.name == "imagenet":
+            images, judged, classes = images or 1_281_167, judged or 50_000, classes or 1000
+        assert None not in (images, judged, classes), "the index of the files fills these in"
+        return Facts(
+            images or 0, judged or 0, classes or 0, self.side, evaluation_side=self.evaluation_side or self.side
+        )
+
+
+Data = Shapes | Cifar | Made | Files

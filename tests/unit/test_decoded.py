@@ -1,0 +1,150 @@
+"""Validation pictures that stay decoded: the same judgement, without reading anything again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from files_made import Seen, clean_pictures, file_plan, judged, same, spoilt
+from paceline.data import store
+from paceline.data.encoded import listed
+from pictures_made import split, write_folder, write_tars
+
+PICTURES = clean_pictures(60)
+JUDGED = sorted(split(PICTURES, 1 / 7)[1], key=lambda picture: picture.key)
+WORDS = ("on.loader_threads=2", "on.micro_batch=4", "on.decoded_validation=true")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_folder(PICTURES, tmp_path / "data", 1 / 7)
+
+
+@pytest.fixture
+def plain(folder: Path) -> Seen:
+    """What is judged when nothing is kept."""
+    return judged(file_plan(folder, *WORDS[:2]), folder)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The length of everything that is read from here on."""
+    real, found = os.pread, list[int]()
+
+    def counted(file: int, count: int, offset: int) -> bytes:
+        found.append(count)
+        return real(file, count, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    return found
+
+
+def kept_file(folder: Path, ending: str = "pictures") -> Path:
+    [found] = (folder / ".paceline").glob(f"validation-*.{ending}")
+    return found
+
+
+def test_what_was_decoded_once_is_never_read_again(folder: Path, plain: Seen, reads: list[int]) -> None:
+    plan = file_plan(folder, *WORDS)
+    assert same(judged(plan, folder), plain)
+    assert len(reads) >= len(JUDGED)
+    reads.clear()
+    for words in ((), ("on.replicas=2",), ("on.loader_threads=1", "seed=7", "epochs=3")):
+        assert same(judged(file_plan(folder, *WORDS, *words), folder), plain)
+    assert reads == []
+
+
+def flip_pixels(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def zero(path: Path) -> None:
+    path.write_bytes(bytes(len(path.read_bytes())))
+
+
+def lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"more")
+
+
+@pytest.mark.parametrize("ending", ["pictures", "marks"])
+@pytest.mark.parametrize("damage", [flip_pixels, cut, zero, lengthen, Path.unlink])
+def test_a_damaged_file_is_mended_by_decoding_again(
+    folder: Path, plain: Seen, ending: str, damage: Callable[[Path], None]
+) -> None:
+    plan = file_plan(folder, *WORDS)
+    judged(plan, folder)
+    whole = kept_file(folder).read_bytes()
+    damage(kept_file(folder, ending))
+    assert same(judged(plan, folder), plain)
+    assert same(judged(plan, folder), plain)
+    assert kept_file(folder).read_bytes() == whole
+
+
+def test_one_damaged_picture_is_the_only_one_to_be_decoded_again(folder: Path, plain: Seen, reads: list[int]) -> None:
+    plan = file_plan(folder, *WORDS)
+    judged(plan, folder)
+    reads.clear()
+    flip_pixels(kept_file(folder))
+    assert same(judged(plan, folder), plain)
+    assert len(reads) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["data.evaluation.short=24", "data.resize=bicubic", "data.evaluation_side=12", "data.orientation=honour",
+     "on.decoder=pillow", "data.evaluation={name: squash}"],
+)  # fmt: skip
+def test_settings_that_make_other_pictures_keep_others(folder: Path, words: str) -> None:
+    judged(file_plan(folder, *WORDS), folder)
+    assert same(judged(file_plan(folder, *WORDS, words), folder), judged(file_plan(folder, *WORDS[:2], words), folder))
+
+
+def test_pictures_that_changed_on_disk_are_decoded_again(tmp_path: Path) -> None:
+    """Other pictures of the same sizes leave an index that is the same but for the time."""
+    folder = write_tars(PICTURES, tmp_path / "tars", 1 / 7)
+    plan = file_plan(folder, *WORDS)
+    before = judged(plan, folder)
+    tar = folder / "val-000000.tar"
+    content = bytearray(tar.read_bytes())
+    place = content.index(JUDGED[2].bytes)
+    sampled = place + JUDGED[2].bytes.index(b"\xff\xdb") + 10
+    content[sampled] += 5  # a number of a quantisation table: other colours in as many bytes
+    tar.write_bytes(content)
+    os.utime(tar, ns=(1, 1))
+    plain = judged(file_plan(folder, *WORDS[:2]), folder)
+    assert not same(before, plain)
+    assert same(judged(file_plan(folder, *WORDS), folder), plain)
+
+
+def test_every_run_lists_bad_images_and_shows_their_neighbours(tmp_path: Path) -> None:
+    bad = {JUDGED[0].key, JUDGED[1].key, JUDGED[-1].key}
+    made = [spoilt(picture, "truncated") if picture.key in bad else picture for picture in PICTURES]
+    folder = write_folder(made, tmp_path / "data", 1 / 7)
+    plain = judged(file_plan(folder, *WORDS[:2]), folder)
+    assert np.array_equal(plain[0][0], plain[0][2])
+    for name in ("one", "two"):
+        run = tmp_path / name
+        run.mkdir()
+        assert same(judged(file_plan(folder, *WORDS), folder, run), plain)
+        assert sorted(int(row["image"]) for row in listed(run)) == [0, 1, len(JUDGED) - 1]
+
+
+def test_where_there_is_no_room_nothing_is_kept(folder: Path, plain: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = shutil.disk_usage(folder)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    assert same(judged(file_plan(folder, *WORDS), folder), plain)
+    monkeypatch.undo()
+    monkeypatch.setattr(store, "writable_place", lambda _: None)
+    assert same(judged(file_plan(folder, *WORDS), folder), plain)
+    assert not list((folder / ".paceline").glob("validation-*"))
