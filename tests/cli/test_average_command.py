@@ -134,7 +134,7 @@ def test_a_run_that_was_killed_before_its_average_makes_it_when_resumed(paceline
     done = paceline("resume", "run")
     assert done.returncode == 0, done.stderr
     assert (run / "averaged" / "network.safetensors").read_bytes() == expected
-    assert [row["kind"] for row in rows_of(run)[-3:]] == ["validation", "average", "end"]
+    assert [row["kind"] for row in rows_of(run)[-3:]] == ["start", "average", "end"]
 
 
 def test_another_run_starts_from_the_average_that_the_command_wrote(paceline: Paceline, run: Path) -> None:

@@ -288,6 +288,7 @@ def test_a_pack_becomes_tars(index: Index, packed: Path, tmp_path: Path, shuffle
     said = json.loads((tmp_path / "tars/metadata.json").read_text())
     assert said["parts"] == {"train": {"samples": 25, "shards": 3}, "validation": {"samples": 6, "shards": 1}}
     assert said["classes"] == ["a", "b", "c"]
+    assert open_index(DATA, tmp_path / "tars").classes == ("a", "b", "c")
     assert described(open_index(DATA, tmp_path / "tars")) == described(index)
 
 

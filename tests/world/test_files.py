@@ -302,10 +302,47 @@ def test_a_validation_image_that_cannot_be_read_loses_no_judgement(work: Path, e
     assert frail(work, *train("whole", f"epochs={epochs}")).returncode == 0
     (work / "gone").write_text("validation 3")
     assert frail(work, *train("run", f"epochs={epochs}")).returncode == 75
+    saved = newest_step(work / "run")
+    assert saved == latest(rows_of(work / "run"), "report")[-1]["step"]
     (work / "gone").unlink()
     assert frail(work, "resume", "run", "--data", "data").returncode == 0
     assert lessons(work / "run") == lessons(work / "whole")
     assert fingerprint(work / "run") == fingerprint(work / "whole")
+
+
+ONE_REPLICA_FAILS = """
+import os
+if os.environ.get("RANK") == "1" and os.path.exists("gone"):
+    from paceline.data import encoded
+    encoded.PAUSES = (0.02,) * 5
+    sound, reads = encoded.Encoded._read, []
+    def frail(self, number):
+        reads.append(number)
+        if len(reads) > 60:
+            raise OSError(5, "Input/output error")
+        return sound(self, number)
+    encoded.Encoded._read = frail
+"""
+
+
+@pytest.mark.long
+def test_the_first_replica_saves_when_another_cannot_read(work: Path) -> None:
+    words = ("epochs=8", "on.save=1000 steps", "--replicas", "2")
+    assert start(work, *train("whole", *words)).end()[0] == 0
+    (work / "site").mkdir()
+    (work / "site" / "sitecustomize.py").write_text(ONE_REPLICA_FAILS)
+    (work / "gone").touch()
+    ended = subprocess.run(
+        [sys.executable, "-m", "paceline", *train("run", *words)], cwd=work, capture_output=True, text=True,
+        timeout=120, check=False, env=environment() | {"PYTHONPATH": str(work / "site")},
+    )  # fmt: skip
+    assert ended.returncode == 75
+    assert "cannot be read (Input/output error" in ended.stderr
+    assert 0 < newest_step(work / "run") == latest(rows_of(work / "run"), "report")[-1]["step"]
+    (work / "gone").unlink()
+    assert start(work, "resume", "run", "--data", "data").end()[0] == 0
+    assert fingerprint(work / "run") == fingerprint(work / "whole")
+    assert lessons(work / "run") == lessons(work / "whole")
 
 
 @pytest.mark.long

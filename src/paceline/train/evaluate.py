@@ -7,6 +7,7 @@ import torch
 from paceline.data.batches import Loader
 from paceline.model.whole import JUDGEMENT, Whole, exact
 from paceline.plan import Plan
+from paceline.record import Run
 from paceline.train.state import State
 from paceline.world import World
 
@@ -19,6 +20,14 @@ def judge(plan: Plan, world: World, state: State, loader: Loader) -> dict[str, f
         return evaluate(plan, world, state.network, loader) | {"averaged": False}
     with state.average.shown():
         return evaluate(plan, world, state.network, loader) | {"averaged": True}
+
+
+def owes_judgement(plan: Plan, world: World, run: Run, step: int) -> bool:
+    """Whether a run ended between a step and the validation that was due after it."""
+    rhythm = plan.rhythm(plan.recipe.evaluate.every, plan.recipe.evaluate.offset)
+    due = step == plan.steps or rhythm.due(step)
+    known = any(row["step"] == step for row in run.rows() if row["kind"] == "validation")
+    return bool(world.agree([int(due and not known)])[0])
 
 
 def evaluate(plan: Plan, world: World, network: Whole, loader: Loader) -> dict[str, float | int]:

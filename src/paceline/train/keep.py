@@ -40,7 +40,7 @@ def to_keep(plan: Plan, saved: list[int], rows: list[Row]) -> set[int]:
 
 @contextmanager
 def saved_if_cut_off(plan: Plan, run: Run, state: State) -> Iterator[None]:
-    """End saved, as it was before the step, where its images cannot be read or another replica has left.
+    """End saved, as it was before the step or validation whose images cannot be read, or where another replica left.
 
     What replicas exchange comes before anything of the state changes, so that a step is done whole or not at all.
     """

@@ -10,7 +10,7 @@ from paceline.plan import Plan
 from paceline.record import Run
 from paceline.sink import Sink
 from paceline.train.clock import Clock
-from paceline.train.evaluate import judge
+from paceline.train.evaluate import judge, owes_judgement
 from paceline.train.keep import heed_bad_steps, save, saved_if_cut_off
 from paceline.train.state import State, compare_replicas
 from paceline.train.wishes import Wishes
@@ -23,8 +23,16 @@ def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink
     judgements = plan.rhythm(plan.recipe.evaluate.every, plan.recipe.evaluate.offset)
     saves = None if plan.placement.save.unit == "seconds" else plan.rhythm(plan.placement.save)
     clock = Clock(plan, run.rows(), state.step)
+
+    def validate() -> None:
+        with clock.pause(), saved_if_cut_off(plan, run, state):
+            row = judge(plan, world, state, loader)
+        sink.validation(run.write("validation", **clock.validation(state.step, row)))
+
     if state.step == 0:
         save(plan, run, state)
+    elif owes_judgement(plan, world, run, state.step):
+        validate()
     with closing(loader.training(state.step)) as shares:
         while state.step < plan.steps and not wishes.stop:
             with saved_if_cut_off(plan, run, state):
@@ -41,9 +49,7 @@ def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink
                 sink.report(row)
                 heed_bad_steps(plan, run, state, row)
             if last or judgements.due(state.step):
-                with clock.pause():
-                    row = judge(plan, world, state, loader)
-                sink.validation(run.write("validation", **clock.validation(state.step, row)))
+                validate()
             planned = (saves and saves.due(state.step)) or state.step in plan.averaged_steps
             if last or planned or wishes.save or wishes.stop:
                 with clock.pause():

@@ -68,8 +68,13 @@ def _train(
 ) -> int:
     before = run.rows()
     state = take_up(plan, world, run, console)
-    if state.step >= plan.steps:
-        return _nothing_left(plan, world, run, state, before, data, console)
+    ended = not before or any(row["kind"] == "end" for row in before)
+    if state.step >= plan.steps and world.agree([int(ended)])[0]:
+        if world.first:
+            console.print(
+                f"This run is complete: {plan.steps} steps are trained. {run.folder}", markup=False, soft_wrap=True
+            )
+        return 0
     loader = open_loader(plan, data, world.replica, world.device, run.folder)
     seconds = plan.placement.save
     wishes = Wishes(world, signals, float(seconds.amount) if seconds.unit == "seconds" else None)
@@ -96,22 +101,6 @@ def _train(
             Path(os.environ[OURS], "interrupted").touch()
         return 0
     return 0 if done else INTERRUPTED
-
-
-def _nothing_left(
-    plan: Plan, world: World, run: Run, state: State, before: list[Row], data: Path | None, console: Console
-) -> int:
-    """All steps are trained; a run that was killed after the last of them still comes to its end."""
-    if world.agree([int(bool(before) and all(row["kind"] != "end" for row in before))])[0]:
-        if plan.averaged_steps:
-            loader = open_loader(plan, data, world.replica, world.device, run.folder)
-            conclude(plan, world, run, state, loader)
-        run.write("end", step=state.step)
-    if world.first:
-        console.print(
-            f"This run is complete: {plan.steps} steps are trained. {run.folder}", markup=False, soft_wrap=True
-        )
-    return 0
 
 
 def take_up(plan: Plan, world: World, run: Run, console: Console | None = None) -> State:

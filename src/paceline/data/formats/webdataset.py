@@ -89,9 +89,13 @@ def scan(folder: Path, unit: Unit) -> Found:
 
 
 def classes(folder: Path) -> tuple[str, ...] | None:
-    """Labels are numbers."""
-    del folder
-    return None
+    """The names that `paceline data convert` leaves beside the tars; else labels are numbers only."""
+    try:
+        names = json.loads((folder / "metadata.json").read_text()).get("classes")
+    except (OSError, ValueError, AttributeError):  # none, or that of another program
+        return None
+    good = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return tuple(names) if good else None
 
 
 def notes() -> tuple[str, ...]:
