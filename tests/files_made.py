@@ -22,6 +22,7 @@ from paceline.data import index, packing
 from paceline.data.loader import open_loader
 from paceline.data.scan import open_index
 from paceline.data.stream import Stream
+from paceline.data.workers import Chunk, Faults, Fill
 from paceline.dataset import Files
 from paceline.placement import Placement
 from paceline.plan import Plan
@@ -169,3 +170,13 @@ def keys_of(folder: Path, **settings: Any) -> tuple[list[str], list[str]]:
     """The keys of training and validation images, by number."""
     found = open_index(Files.model_validate({"name": "images", "classes": 10, **settings}), folder)
     return list(found.training.keys), list(found.validation.keys)
+
+
+def marking() -> Fill:
+    """What a worker process decodes with that only writes an image's number into its pixels."""
+    return _mark
+
+
+def _mark(chunk: Chunk, into: NDArray[np.uint8]) -> Faults:
+    into[:] = chunk.numbers[:, None, None, None]
+    return []

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from conftest import make_plan
 from files_made import (
@@ -24,6 +25,7 @@ from files_made import (
     judged,
     keys_of,
     loading,
+    marking,
     same,
     spoilt,
     trained,
@@ -36,6 +38,7 @@ from paceline.data.encoded import listed, open_splits
 from paceline.data.header import look
 from paceline.data.order import training_order
 from paceline.data.stream import filler
+from paceline.data.workers import Chunk, Processes
 from paceline.dataset import Files
 from paceline.errors import DataError, PlanError, ReadFailed, SpecError
 from paceline.plan import Plan
@@ -366,3 +369,16 @@ def test_worker_processes_share_the_budget_of_the_cache(folder: Path) -> None:
     made = filler(plan, partial(open_splits, plan, plan.data, folder))
     assert {split.cache.room for split in made._splits.values()} == {200_000}
     assert len({id(split.cache) for split in made._splits.values()}) == 1
+
+
+def test_batches_of_worker_processes_may_grow_and_shrink() -> None:
+    workers = Processes(marking, 1, torch.device("cpu"))
+    for count, mark in ((1, 3), (5, 7), (2, 9), (20, 11), (1, 13)):
+        batch = workers.batch((count, 40, 40, 3))
+        numbers = np.full(count, mark)
+        chunk = Chunk("training", numbers, np.zeros((count, 4)), np.zeros(count, bool), None)
+        assert batch.decode(chunk, 0)() == []
+        made = batch.sent()
+        assert made.shape == (count, 40, 40, 3)
+        assert bool((made == mark).all())
+    workers.close()

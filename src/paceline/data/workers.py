@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import multiprocessing
 import os
@@ -154,11 +155,16 @@ class Processes:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+_numbers = itertools.count()
+"""Tell one memory from another that has its path, once the first is gone."""
+
+
 class _Shared:
     """Memory for a batch that workers write to; for a CUDA device it is pinned."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.number = next(_numbers)
         if hasattr(os, "memfd_create"):  # not /dev/shm, which containers keep small
             self._file = os.memfd_create("paceline")
             self.path = f"/proc/{os.getpid()}/fd/{self._file}"
@@ -198,7 +204,8 @@ class _ProcessBatch:
         self.pictures: Pictures = shared.memory[: int(np.prod(shape))].reshape(shape)
 
     def decode(self, chunk: Chunk, first: int) -> Callable[[], Faults]:
-        return self._processes.submit(chunk, self._shared.path, self._shared.size, self._shape, first)
+        shared = self._shared
+        return self._processes.submit(chunk, shared.path, shared.number, shared.size, self._shape, first)
 
     def sent(self) -> Tensor:
         moved = self._shared.sent(self.pictures, self._processes.device)
@@ -212,7 +219,7 @@ def _drop(begun: WeakSet[Future[Faults]]) -> None:
 
 
 _fill: Fill
-_mapped: dict[str, Pictures] = {}
+_mapped: dict[str, tuple[int, Pictures]] = {}
 
 
 def _begin(makes: Callable[[], Fill]) -> None:
@@ -232,9 +239,9 @@ def _end_with_the_replica() -> None:
     os._exit(1)
 
 
-def _decode(chunk: Chunk, path: str, size: int, shape: tuple[int, ...], first: int) -> Faults:
-    if path not in _mapped:
+def _decode(chunk: Chunk, path: str, number: int, size: int, shape: tuple[int, ...], first: int) -> Faults:
+    if path not in _mapped or _mapped[path][0] != number:
         with Path(path).open("r+b") as file:
-            _mapped[path] = np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
-    batch = _mapped[path][: int(np.prod(shape))].reshape(shape)
+            _mapped[path] = number, np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
+    batch = _mapped[path][1][: int(np.prod(shape))].reshape(shape)
     return _fill(chunk, batch[first : first + len(chunk.numbers)])
