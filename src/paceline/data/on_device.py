@@ -113,7 +113,7 @@ class DeviceStream(Stream):
         fault = self._fill.decode(split, number, boxes[place], bool(mirrored[place]), host)
         if fault is not None:
             number = self._replace(split, number, place, cuts, host, fault)
-        into.copy_(torch.from_numpy(host))
+        into.copy_(torch.from_numpy(host).pin_memory(), non_blocking=True)  # and no step waits for it
         return number
 
     def _can(self, row: Any, encoded: bytes) -> bool:

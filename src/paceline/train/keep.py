@@ -42,12 +42,17 @@ def to_keep(plan: Plan, saved: list[int], rows: list[Row]) -> set[int]:
 def saved_if_cut_off(plan: Plan, run: Run, state: State) -> Iterator[None]:
     """End saved, as it was before the step or validation whose images cannot be read, or where another replica left.
 
-    What replicas exchange comes before anything of the state changes, so that a step is done whole or not at all.
+    On the CPU, what replicas exchange comes before anything of the state changes, so that a step is done whole or not
+    at all. An accelerator may have gone on with what it did not get: replicas there go back to the last checkpoint.
     """
     try:
         yield
-    except (ReadFailed, Broken):
+    except ReadFailed:
         save(plan, run, state)
+        raise
+    except Broken:
+        if plan.replicas == 1 or plan.placement.device == "cpu":
+            save(plan, run, state)
         raise
 
 
