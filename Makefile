@@ -16,7 +16,7 @@ check: $(SETUP)
 	$(BIN)/lint-imports
 
 test: $(SETUP)
-	$(BIN)/pytest -n 2 -m "not long and not accelerator"
+	$(BIN)/pytest -n 2 -m "not long and not accelerator" --hypothesis-seed=0
 
 test-all: $(SETUP)
 	$(BIN)/pytest -n 2

@@ -69,6 +69,13 @@ def paceline(tmp_path: Path) -> Paceline:
     return run
 
 
+@pytest.fixture(autouse=True)
+def same_start() -> None:
+    """Networks that torch starts by itself start alike, whichever tests ran before."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Small tensors are slower on several threads."""
