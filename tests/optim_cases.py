@@ -57,6 +57,7 @@ OPTIMISERS = [
     "{name: adamw, lr: 0.2, betas: [0, 0.5], epsilon: 0.1}",
     "{name: lamb, lr: 0.2}",
     "{name: lamb, lr: 0.2, betas: [0.5, 0.9], epsilon: 0.1}",
+    "{name: lamb, lr: 0.2, scales: decayed}",
     "{name: muon, lr: 0.2}",
     "{name: muon, lr: 0.2, momentum: 0.5, nesterov: false, iterations: 2, adamw_lr: 0.05, skip_names: [head, dense]}",
 ]

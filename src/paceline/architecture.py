@@ -92,6 +92,8 @@ class ResNet(Settings):
     """First layers: 7x7 stride 2 with a max-pool, or one 3x3 of stride 1 for images of about 32 pixels."""
     first_projection: bool = False
     """Give the first unit of stage 1 a projection even where its shape does not change, as TF1 networks have."""
+    blur: bool = False
+    """Blur what a strided convolution sees, by weights of 1, 2, 1 either way, wherever a unit strides (FFCV)."""
 
 
 class CifarResNet(Settings):

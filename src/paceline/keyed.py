@@ -75,10 +75,21 @@ def permutation(key: int, count: int) -> NDArray[np.int64]:
 def normals(key: int, count: int, limit: float | None = None) -> NDArray[np.float64]:
     """`count` standard normal numbers, within +-`limit` when given, the same bits on every host."""
     tail = 0.0 if limit is None else _normal_tail(limit)
-    shares = tail + (1 - 2 * tail) * np.minimum(host_uniforms(key, count) + 2.0**-54, 1 - 2.0**-53)
+    shares = tail + (1 - 2 * tail) * _inside(host_uniforms(key, count))
     block = 1 << 15  # small enough to stay in a core's cache through the many passes below
     parts = [_normal_quantiles(shares[start : start + block]) for start in range(0, count, block)]
     return np.concatenate(parts) if parts else shares
+
+
+def normals_of(high: NDArray[np.int64], low: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Standard normal numbers, from two words each, made on the host."""
+    return _normal_quantiles(_inside(uniforms(high, low)))
+
+
+def _inside(share: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The same share, but never 0 or 1, which no normal number has below it."""
+    inside: NDArray[np.float64] = np.minimum(share + 2.0**-54, 1 - 2.0**-53)
+    return inside
 
 
 def normal_quantiles(count: int) -> NDArray[np.float64]:

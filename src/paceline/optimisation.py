@@ -111,6 +111,8 @@ class Lamb(Settings):
     """Shares of the mean gradient and of the mean square that are kept; both means are corrected for their start."""
     epsilon: Positive = 1e-6
     """Added to the root of the mean square."""
+    scales: Literal["all", "decayed"] = "all"
+    """Which tensors' steps are scaled: all, or those that weight decay pulls at; the others take AdamW's (timm)."""
 
 
 class Muon(Settings):

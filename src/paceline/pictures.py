@@ -80,12 +80,12 @@ class AutoAugment(Settings):
     """Two operations for each image, from one of the 25 pairs that were found for a data set (Cubuk et al., 2019)."""
 
     name: Literal["autoaugment"]
-    table: Literal["imagenet", "cifar10"] = "imagenet"
-    """The data set whose pairs these are."""
+    table: Literal["imagenet", "cifar10", "efficientnet"] = "imagenet"
+    """The data set whose pairs these are, or the other pairs for ImageNet that came with EfficientNet ('v0')."""
     form: Literal["torch", "tensorflow"] = "torch"
     """What levels mean; torch: level 9 is the most, colour factors are 1 +- 0.9 of it and posterize keeps 8 to 4 bits;
-    tensorflow: 10 would be the most, colour factors are 0.1 to 1.9 of it, posterize keeps 0 to 4 bits, and solarize
-    inverts less the higher the level."""
+    tensorflow: 10 would be the most, colour factors are 0.1 to 1.9 of it, posterize keeps 0 to 4 bits, solarize inverts
+    less the higher the level, and images move further."""
     sampling: Literal["nearest", "bilinear"] = "nearest"
     """How pixels are found between pixels when an image is sheared, moved or turned."""
     fill: Annotated[int, Field(ge=0, le=255)] = 128
@@ -100,11 +100,13 @@ class RandAugment(Settings):
     """How many operations follow one another."""
     magnitude: Annotated[float, Field(ge=0, le=10)] = 9.0
     """How strong they are, from 0 to 10."""
+    spread: Factor = 0.0
+    """How much magnitudes vary: the spread of the normal numbers that are added, for each operation anew."""
     chance: Chance = 1.0
     """Share of the images that each layer changes."""
-    form: Literal["torch", "tensorflow"] = "torch"
+    form: Literal["torch", "tensorflow", "timm"] = "torch"
     """What magnitudes mean, as in autoaugment, and which operations there are: torch has identity; tensorflow has
-    invert, cutout and solarize-add instead."""
+    invert, cutout and solarize-add instead; timm has tensorflow's but for cutout, and the stronger the more they do."""
     sampling: Literal["nearest", "bilinear"] = "nearest"
     """How pixels are found between pixels when an image is sheared, moved or turned."""
     fill: Annotated[int, Field(ge=0, le=255)] = 128

@@ -83,12 +83,14 @@ class Loss(Settings):
 
 
 class Evaluate(Settings):
-    """When the validation images are judged; the end of a run always is."""
+    """When and how the validation images are judged; the end of a run always is."""
 
     every: Interval = Duration.parse("1 epoch")
     """How often."""
     offset: Length = Duration.parse("0 epochs")
     """How long before the rhythm starts: every 4 epochs with offset 3 epochs judges after epochs 3, 7, 11, ..."""
+    mirror: bool = False
+    """Judge by the mean of an image's scores and its mirror image's, at twice the work."""
 
 
 class Average(Settings):
@@ -156,7 +158,7 @@ class Recipe(Settings):
     average: Average = Average()
     """Averages of the weights."""
     evaluate: Evaluate = Evaluate()
-    """When validation images are judged."""
+    """When and how validation images are judged."""
     on_bad_step: Literal["skip", "stop"] = "skip"
     """What follows a step whose gradient is not finite, which changes nothing: the next one, or the end of the run."""
     bad_steps_in_a_row: Count = 100

@@ -83,7 +83,7 @@ def move(rule: Optimiser, name: str, w: Tensor, g: Tensor, kept: dict[str, Tenso
             return w - lr * (adam(kept, plain, rule.betas, rule.epsilon, step) + decay * w)
         case Lamb():
             u = adam(kept, plain, rule.betas, rule.epsilon, step) + decay * w
-            return w - lr * ratio(w, u, 1.0) * u
+            return w - lr * (ratio(w, u, 1.0) if decay or rule.scales == "all" else 1) * u
         case Muon():
             if w.dim() < 2 or any(word in name for word in rule.skip_names):
                 lr = lr / 0.2 * rule.adamw_lr

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from conftest import make_recipe
 from paceline import keyed
 from paceline.data import policy
-from paceline.data.policy import KINDS, MOVES, NUMBERS, ONE, TENSORFLOW, TORCH, matrices
+from paceline.data.policy import KINDS, MOVES, NUMBERS, ONE, TENSORFLOW, TIMM, TORCH, matrices
 from paceline.model.policy import apply, operate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -154,14 +154,14 @@ def test_equalize_spreads_frequent_values_apart() -> None:
     assert sorted(set(made.flatten().tolist())) == [0, 128, 255]  # 510 pixels below the last value: steps of 2
 
 
-@pytest.mark.parametrize("name", ["imagenet", "cifar10"])
+@pytest.mark.parametrize("name", ["imagenet", "cifar10", "efficientnet"])
 def test_the_tables_have_25_pairs_of_known_operations(name: str) -> None:
     pairs = policy.table(name)
     assert len(pairs) == 25
     for operation, chance, level in (entry for pair in pairs for entry in pair):
         assert operation in KINDS or operation in MOVES
         assert 0 <= chance <= 1
-        assert 0 <= level <= 9
+        assert 0 <= level <= (10 if name == "efficientnet" else 9)
 
 
 def drawn(words: str, count: int = 20_000, side: int = 32) -> list[policy.Layer]:
@@ -180,7 +180,7 @@ def test_a_pair_is_chosen_for_each_image_and_each_half_comes_by_its_chance() -> 
     assert set(before.tolist()) == {0, KINDS.index("color")}
 
 
-@pytest.mark.parametrize(("form", "operations"), [("torch", TORCH), ("tensorflow", TENSORFLOW)])
+@pytest.mark.parametrize(("form", "operations"), [("torch", TORCH), ("tensorflow", TENSORFLOW), ("timm", TIMM)])
 def test_every_operation_is_as_likely_and_layers_are_independent(form: str, operations: tuple[str, ...]) -> None:
     layers = drawn(f"{{name: randaugment, layers: 3, chance: 0.5, form: {form}}}")
     assert len(layers) == 3
@@ -206,18 +206,55 @@ def test_every_operation_is_as_likely_and_layers_are_independent(form: str, oper
         ("{name: randaugment, magnitude: 10}", "solarize", {0}),
         ("{name: randaugment, magnitude: 10, form: tensorflow}", "solarize", {256}),
         ("{name: randaugment, magnitude: 10, form: tensorflow}", "solarize-add", {110}),
+        ("{name: randaugment, magnitude: 10, form: timm}", "contrast", {round(0.1 * ONE), round(1.9 * ONE)}),
+        ("{name: randaugment, magnitude: 6, form: timm}", "posterize", {2}),
+        ("{name: randaugment, magnitude: 6, form: timm}", "solarize", {256 - 153}),
         ("{name: autoaugment, table: cifar10}", "brightness", BRIGHTNESS),
+        ("{name: autoaugment, table: efficientnet, form: tensorflow}", "solarize-add", {33, 77}),
+        ("{name: autoaugment, table: efficientnet}", "solarize", {0, 29, 142, 170, 199}),
     ],
 )  # fmt: skip
-def test_magnitudes_mean_what_either_form_says(words: str, kind: str, amounts: set[int]) -> None:
+def test_magnitudes_mean_what_each_form_says(words: str, kind: str, amounts: set[int]) -> None:
     found: set[int] = set()
     for layer in drawn(words):
         found |= set(layer.numbers[0, layer.kinds == KINDS.index(kind)].tolist())
     assert found == amounts
 
 
+@pytest.mark.parametrize(
+    ("words", "pixels"),
+    [
+        ("{name: randaugment, magnitude: 10}", 101),
+        ("{name: randaugment, magnitude: 10, form: tensorflow}", 100),
+        ("{name: randaugment, magnitude: 9, form: timm}", 0.9 * 0.45 * 224),
+        ("{name: autoaugment, table: efficientnet, form: tensorflow}", 225),
+    ],
+)
+def test_images_move_as_far_as_each_form_says(words: str, pixels: float) -> None:
+    *_, down = matrices("translate-y", np.array([-pixels, pixels]), 224)
+    moved = set()
+    for layer in drawn(words, side=224):
+        straight = (layer.numbers[0] == ONE) & (layer.numbers[1] == 0) & (layer.numbers[3] == 0)
+        moved |= set(layer.numbers[5, straight & (layer.numbers[5] != ONE // 2)].tolist()) & set(down.tolist())
+    assert moved == set(down.tolist())
+
+
+def test_magnitudes_spread_about_their_middle_and_stay_within_bounds() -> None:
+    def factors(words: str) -> NDArray[np.float64]:
+        (layer,) = drawn(f"{{name: randaugment, layers: 1, form: timm, {words}}}", 200_000)
+        levels: NDArray[np.float64] = np.abs(layer.numbers[0, layer.kinds == KINDS.index("color")] / ONE - 1) / 0.09
+        return levels
+
+    found = factors("magnitude: 6, spread: 0.5")
+    assert found.mean() == pytest.approx(6, abs=0.02)
+    assert found.std() == pytest.approx(0.5, abs=0.02)
+    ends = factors("magnitude: 9.5, spread: 3")
+    assert ends.max() == pytest.approx(10, abs=1e-3)
+    assert (ends > 9.99).mean() == pytest.approx(0.434, abs=0.02)  # a normal number lies above 0.5 / 3 so often
+
+
 def test_what_an_image_gets_depends_on_its_position_alone() -> None:
-    recipe = make_recipe("augment.policy={name: randaugment, form: tensorflow}")
+    recipe = make_recipe("augment.policy={name: randaugment, form: tensorflow, spread: 2}")
     positions = np.array([5, 2**40, 0, 17], np.int64)
     whole = policy.draw(recipe, positions, 32)
     for place, position in enumerate(positions):

@@ -12,13 +12,14 @@ import pytest
 
 from conftest import make_plan
 from paceline import schedule, shipped, spec
+from paceline.architecture import ResNet
 from paceline.command.job import read_placement, read_recipe
 from paceline.command.recipes import row, run
 from paceline.dataset import Centre, Files, Squash
 from paceline.machine import Machine
 from paceline.model import tables
-from paceline.optimisation import Cosine, Exponential, Lars, Momentum, Polynomial, RmsProp
-from paceline.pictures import Crop, LogarithmicCut, UniformCut
+from paceline.optimisation import Cosine, Exponential, Lamb, Lars, Polynomial, RmsProp
+from paceline.pictures import AutoAugment, Crop, LogarithmicCut, RandAugment, UniformCut
 from paceline.plan import Plan
 from paceline.recipe import BatchNorm, GroupNorm, Recipe
 from paceline.reconcile import make_plan as reconcile
@@ -522,4 +523,22 @@ def test_timm_a3_is_lamb_on_binary_losses_at_160_pixels() -> None:
     assert recipe.weight_decay.skip_dimensions == (1,)
     assert recipe.clip.norm == 1
     assert isinstance(recipe.schedule, Cosine)
-    assert not isinstance(recipe.optimiser, Momentum)
+    assert isinstance(recipe.optimiser, Lamb)
+    assert recipe.optimiser.scales == "decayed"
+    assert isinstance(recipe.augment.policy, RandAugment)
+    assert (recipe.augment.policy.form, recipe.augment.policy.spread) == ("timm", 0.5)
+
+
+@pytest.mark.parametrize("epochs", [16, 24, 32, 40, 56, 88])
+def test_ffcv_blurs_and_judges_mirror_images_too(epochs: int) -> None:
+    recipe = plan_of(f"resnet50-ffcv-{epochs}").recipe
+    assert isinstance(recipe.model, ResNet)
+    assert recipe.model.blur
+    assert recipe.evaluate.mirror
+
+
+@pytest.mark.parametrize("name", ["efficientnet-b0-nvidia", "efficientnet-b4-nvidia"])
+def test_nvidia_s_efficientnets_have_the_pairs_that_came_with_the_network(name: str) -> None:
+    policy = plan_of(name).recipe.augment.policy
+    assert isinstance(policy, AutoAugment)
+    assert (policy.table, policy.form) == ("efficientnet", "tensorflow")

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from conftest import make_recipe
 from paceline.dataset import Facts
 from paceline.model.build import build_network
+from paceline.model.parts import BlurredConv, conv
 from paceline.model.resnet import Unit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -175,3 +176,23 @@ def test_a_small_network_computes_what_its_formula_says() -> None:
     x = torch.sin(torch.arange(2 * 3 * 8 * 8, dtype=torch.float64)).view(2, 3, 8, 8)
     assert torch.allclose(built(x), reference(built, x), rtol=0, atol=1e-12)
     assert built(x).std() > 1e-3
+
+
+def test_blurred_convolutions_see_weights_of_1_2_1_and_zeros_around() -> None:
+    plain, blurred = (conv(16, 4, 3, 2, blur=blur).double() for blur in (False, True))
+    blurred.load_state_dict(plain.state_dict())
+    row = torch.tensor([1.0, 2.0, 1.0], dtype=torch.float64) / 4
+    weights = torch.outer(row, row).expand(16, 1, 3, 3)
+    for side in (6, 7):
+        x = torch.randn(2, 16, side, side, dtype=torch.float64)
+        expected = plain(F.conv2d(x, weights, padding=1, groups=16))
+        torch.testing.assert_close(blurred(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_blur_is_where_units_stride_and_nowhere_else() -> None:
+    made = network("resnet50", 1000, 224, "model.blur=true")
+    where = [name for name, part in made.named_modules() if isinstance(part, BlurredConv)]
+    assert where == [f"stage{n}/unit1.{part}" for n in (2, 3, 4) for part in ("conv2", "projection")]
+    assert made.state_dict().keys() == network("resnet50", 1000, 224).state_dict().keys()
+    basic = network("resnet18", 1000, 224, "model.blur=true")
+    assert sum(isinstance(part, BlurredConv) for part in basic.modules()) == 6

@@ -119,6 +119,21 @@ def test_only_the_real_images_of_a_batch_are_judged(count: int) -> None:
     assert top5 == int((best == labels[:, None]).any(1).sum())
 
 
+def test_mirrored_judging_takes_the_mean_of_both_scores() -> None:
+    plan = make_plan("evaluate.mirror=true", "norm=none", *EXACT)
+    whole, (batch, *_) = make_whole(plan), first_step(plan)
+    mean, std = (torch.tensor(row, dtype=torch.float64).view(3, 1, 1) for row in (plan.data.mean, plan.data.std))
+    seen = (batch.images.double() / 255 - mean) / std
+    with torch.no_grad():
+        scores, mirrored = whole.module(seen), whole.module(seen.flip(3))
+    assert not torch.allclose(scores, mirrored)
+    loss, top1, _, images = whole.judge(batch).tolist()
+    expected = (scores + mirrored) / 2
+    assert images == len(expected)
+    assert loss == pytest.approx(float(F.cross_entropy(expected, batch.labels, reduction="sum")), rel=1e-12)
+    assert top1 == (expected.argmax(1) == batch.labels).sum()
+
+
 def test_judging_moves_nothing() -> None:
     plan = make_plan("data.classes=3", *EXACT)
     whole = make_whole(plan)

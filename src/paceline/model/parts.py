@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from paceline.architecture import Activation
 from paceline.model.chance import Dropout
@@ -37,9 +38,18 @@ class MakeNorm:
                 return NormAct(channels, activation, role)
 
 
-def conv(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    """A convolution without bias that keeps the side, or halves it with stride 2."""
-    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, groups=groups, bias=False)
+class BlurredConv(nn.Conv2d):
+    """A convolution of a picture blurred by weights of 1, 2, 1 in both directions, so that striding skips nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Means over two neighbours, twice, are these weights; zeros lie around the picture.
+        return super().forward(F.avg_pool2d(F.avg_pool2d(x, 2, 1, padding=1), 2, 1))
+
+
+def conv(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1, *, blur: bool = False) -> nn.Conv2d:
+    """A convolution without bias that keeps the side, or halves it with stride 2, blurred before that if asked."""
+    kind = BlurredConv if blur and stride > 1 else nn.Conv2d
+    return kind(inputs, outputs, size, stride, padding=size // 2, groups=groups, bias=False)
 
 
 class ConvNorm(nn.Module):

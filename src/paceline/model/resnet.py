@@ -24,6 +24,8 @@ class Shape:
     """Groups of a bottleneck's 3x3 convolution."""
     spread: float = 1.0
     """How much wider than its width a bottleneck's 3x3 convolution is."""
+    blur: bool = False
+    """Whether a picture is blurred before it is halved."""
 
 
 class Unit(nn.Module):
@@ -40,20 +42,20 @@ class Unit(nn.Module):
         role = "projected-branch" if projects else "branch"
         if shape.bottleneck:
             inner = int(width * shape.spread)
-            self.conv1 = conv(inputs, inner, 1, stride if shape.stride_first else 1)
+            self.conv1 = conv(inputs, inner, 1, stride if shape.stride_first else 1, blur=shape.blur)
             self.norm1 = make_norm(inner)
-            self.conv2 = conv(inner, inner, 3, 1 if shape.stride_first else stride, shape.groups)
+            self.conv2 = conv(inner, inner, 3, 1 if shape.stride_first else stride, shape.groups, blur=shape.blur)
             self.norm2 = make_norm(inner)
             self.conv3 = conv(inner, outputs, 1)
             self.norm3 = make_norm(outputs, role=role)
         else:
-            self.conv1 = conv(inputs, width, 3, stride)
+            self.conv1 = conv(inputs, width, 3, stride, blur=shape.blur)
             self.norm1 = make_norm(width)
             self.conv2 = conv(width, width, 3)
             self.norm2 = make_norm(width, role=role)
         self.bottleneck, self.projects = shape.bottleneck, projects
         if projects:
-            self.projection = conv(inputs, outputs, 1, stride)
+            self.projection = conv(inputs, outputs, 1, stride, blur=shape.blur)
             self.projection_norm = make_norm(outputs, None, "projection")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,7 +87,7 @@ class Stem(nn.Module):
 def resnet_blocks(model: ResNet, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
     """The named blocks of an ImageNet-width network."""
     bottleneck, depths = model.name not in BASIC, DEPTHS[model.name]
-    shape = Shape(bottleneck, model.version == "v1", "projection")
+    shape = Shape(bottleneck, model.version == "v1", "projection", blur=model.blur)
     blocks: dict[str, nn.Module] = {"stem": Stem(channels, 64, model.stem == "7x7", make_norm)}
     blocks |= stages((64, 128, 256, 512), depths, shape, make_norm, model.first_projection)
     return blocks | {"head": Head(2048 if bottleneck else 512, classes)}

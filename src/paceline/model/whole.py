@@ -127,7 +127,10 @@ class Whole:
         """Loss, top-1 and top-5 hits and number of the real images of a batch, summed in float64 where there is one."""
         if self.module.training:
             self.module.eval()
-        (scores,) = self._scores(self._pixels.plain(batch.images))
+        images = self._pixels.plain(batch.images)
+        (scores,) = self._scores(images)
+        if self.plan.recipe.evaluate.mirror:
+            scores = (scores + self._scores(images.flip(3))[0]) / 2
         real = torch.arange(len(scores), device=self.device) < batch.count
         losses = F.cross_entropy(scores, batch.labels, reduction="none")
         best = scores.topk(min(5, scores.shape[1]), dim=1).indices == batch.labels[:, None]

@@ -22,7 +22,8 @@ class AdamRule:
 
     betas: tuple[float, float]
     epsilon: float
-    lamb: bool = False
+    scaled: bool = False
+    """Whether this is LAMB's step."""
     counts = True
 
     @property
@@ -37,7 +38,7 @@ class AdamRule:
         step = (mean / _begun(first, now.steps)).div_(root)
         if now.decay:
             step.add_(now.weights, alpha=now.decay)
-        if self.lamb:
+        if self.scaled:
             norms = now.slab.norms
             step = now.slab.times(step, trusted(norms(now.weights), norms(step), trust=1.0))
         return now.weights.sub(step, alpha=now.lr), {"mean": mean, "square": square}

@@ -72,7 +72,8 @@ def ruled(plan: Plan, groups: list[Group]) -> Iterator[tuple[Group, Rule]]:
             case AdamW():
                 yield whole, AdamRule(settings.betas, settings.epsilon)
             case Lamb():
-                yield whole, AdamRule(settings.betas, settings.epsilon, lamb=True)
+                scales = settings.scales == "all" or whole.decay > 0
+                yield whole, AdamRule(settings.betas, settings.epsilon, scales)
             case Muon():
                 matrices, rest = whole.split(lambda name, p: p.dim() > 1 and not _named(settings.skip_names, name))
                 yield matrices, MuonRule(settings)
