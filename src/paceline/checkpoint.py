@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paceline.errors import Broken, RunError
 
-MANIFEST = "manifest.json"
+MANIFEST, NETWORK, AVERAGE = "manifest.json", "network.safetensors", "average.safetensors"
 _NAME = re.compile(r"step-(\d{9})")
 
 

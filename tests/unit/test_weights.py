@@ -362,6 +362,19 @@ def test_too_few_or_too_many_foreign_tensors_are_one_line(tmp_path: Path) -> Non
     assert one_line(tmp_path / "many.pth").endswith("has 38 tensors, and this network has 37")
 
 
+@pytest.mark.parametrize("precision", ["32.32", "16.16"])
+def test_a_run_that_keeps_an_average_passes_that_on(tmp_path: Path, precision: str) -> None:
+    theirs = trained("average.decay=0.9", f"on.precision={precision}")
+    assert theirs.average is not None
+    for row in theirs.average.tensors().values():
+        row.fill_(0.75)
+    checkpoint.write(tmp_path / "checkpoints", theirs.step, to_files(theirs))
+    plan = make_plan(words_from(tmp_path))
+    started = fresh(plan, WORLD)
+    begin(started, plan)
+    assert all((tensor == 0.75).all() for tensor in tensors_of(started).values())
+
+
 def test_a_run_that_started_from_weights_is_resumed_without_them(tmp_path: Path) -> None:
     theirs = tensors_of(trained())
     torch.save(theirs, tmp_path / "weights.pth")

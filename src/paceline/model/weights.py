@@ -77,10 +77,11 @@ def read(source: str, facts: Facts) -> Tensors:
 
 
 def _of_run(folder: Path) -> Tensors:
-    """The newest whole checkpoint of a run."""
+    """What the newest whole checkpoint of a run would be judged by: its averaged weights where it has them."""
     for _, found in checkpoint.newest(folder / "checkpoints"):
         if not isinstance(found, RunError):
-            return tensors_from(found["network.safetensors"])
+            averaged = found.get(checkpoint.AVERAGE)
+            return tensors_from(found[checkpoint.NETWORK]) | (tensors_from(averaged) if averaged else {})
     raise DataError(f"init.from: {folder} holds no whole checkpoint")
 
 

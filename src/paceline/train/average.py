@@ -20,7 +20,7 @@ from paceline.optim.average import Tensors, blend
 from paceline.plan import Plan
 from paceline.record import Row, Run, latest
 from paceline.train.evaluate import evaluate
-from paceline.train.state import NETWORK, State, set_network
+from paceline.train.state import State, set_network
 from paceline.world import World
 
 FOLDER, HOW = "averaged", "average.json"
@@ -85,7 +85,7 @@ def average(
     if run.writer:
         if seen:
             made |= _statistics(state, made)
-        files = {NETWORK: tensors_to(made), HOW: json.dumps(row, indent=1).encode()}
+        files = {checkpoint.NETWORK: tensors_to(made), HOW: json.dumps(row, indent=1).encode()}
         checkpoint.write_at(run.folder / FOLDER, steps[-1], files)
     return run.write("average", **row)
 
@@ -120,7 +120,7 @@ def _whole(run: Run, steps: list[int]) -> list[int]:
 
 
 def _network(run: Run, step: int) -> Tensors:
-    return tensors_from(checkpoint.read(run.checkpoints / checkpoint.name_of(step))[NETWORK])
+    return tensors_from(checkpoint.read(run.checkpoints / checkpoint.name_of(step))[checkpoint.NETWORK])
 
 
 def _statistics(state: State, made: Tensors) -> Tensors:

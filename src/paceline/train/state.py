@@ -13,6 +13,7 @@ from safetensors.torch import save as tensors_to
 from torch import Tensor
 
 from paceline.architecture import Outside
+from paceline.checkpoint import AVERAGE, NETWORK
 from paceline.errors import Broken, RunError
 from paceline.model.init import initialise, published
 from paceline.model.weights import Adoption, adopt
@@ -25,7 +26,6 @@ from paceline.world import World
 
 KEPT = ("step", "reported", "tally", "last", "bad_steps", "last_good", "last_bad", "loss_scale", "good_steps")
 """What state.json holds."""
-NETWORK, AVERAGE = "network.safetensors", "average.safetensors"
 
 
 @dataclass
