@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from paceline import __version__
-from paceline.errors import UserError
+from paceline.errors import SpecError, UserError
 from paceline.launch import OURS, launched
 
 
@@ -22,8 +24,38 @@ class Target(StrEnum):
     folder = "folder"
 
 
+class Verbs(TyperGroup):
+    """The verbs; an option that is really a setting is answered with the word to write."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as fault:
+            if type(fault).__name__ == "NoSuchOption":  # click's, which some versions of typer bring as their own
+                _refuse_option(fault)
+            raise
+
+
+def _refuse_option(fault: Any) -> None:
+    """Say what to write in place of an unknown option, where that is known."""
+    from paceline.command.job import addresses
+    from paceline.hint import elsewhere
+
+    words = " ".join(str(parameter.metavar) for parameter in fault.ctx.command.params)
+    known = [key for key in addresses() if "[KEY=VALUE]" in words or (key.startswith("on.") and "on.KEY" in words)]
+    given = re.search(rf"\0{re.escape(fault.option_name)}[=\0]([^-\0][^\0]*)", "\0".join(sys.argv))
+    value = given[1] if given else "..."
+    option = fault.option_name.lstrip("-").replace("-", "_")
+    meant = " or ".join(f"{key}={value}" for key in elsewhere(option, known))
+    if option == "resume":
+        meant = f"paceline resume {value}"
+    if meant:
+        raise SpecError(f"there is no option {fault.option_name}; write {meant}") from None
+
+
 app = typer.Typer(
     name="paceline",
+    cls=Verbs,
     help="Train, validate and benchmark convolutional image classifiers. The same recipe is the same run on every placement.",
     epilog="Start with: paceline train",
     no_args_is_help=True,
@@ -78,7 +110,9 @@ def train(
 ) -> None:  # fmt: skip
     """Train a recipe; without words, a small network on the built-in images."""
     from paceline.command import train as verb
+    from paceline.command.job import check_apart
 
+    check_apart(out, data)
     raise typer.Exit(verb.run(recipe, settings or [], data, out, on, replicas, device))
 
 
@@ -280,7 +314,7 @@ app.add_typer(bench_app, name="bench")
 def bench_data(
     recipe: RecipeWord = None, settings: Words = None, data: Data = None, on: On = None, device: Device = None,
     images: Annotated[int, typer.Option("--images", metavar="N", min=1, help="Training images that are measured on.")] = 256,
-    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.001, help="How long each measurement takes.")] = 1.0,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.001, help="How long each measurement takes at most.")] = 1.0,
     json: Json = False,
 ) -> None:  # fmt: skip
     """Measure reading, decoding, resizing and sending images apart, and what packs and threads would give."""

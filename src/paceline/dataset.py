@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -69,8 +70,8 @@ class Made(Settings):
     name: Literal["generated", "synthetic"]
     images: Count = 1_281_167
     """How many training images the epoch counts."""
-    validation_images: Count = 50_000
-    """How many images a validation counts."""
+    validation_images: Count = 1_000
+    """How many images a validation counts; they are as random as their labels."""
     classes: Count = 1000
     """How many classes the labels are drawn from."""
     side: Count = 224
@@ -108,8 +109,12 @@ class Centre(Settings):
     """The shorter edge is resized and the centre cut out, in one resampling."""
 
     name: Literal["centre"]
-    short: Count = 256
-    """Pixels that the shorter edge is resized to."""
+    short: Count | None = None
+    """Pixels that the shorter edge is resized to; left out, 8/7 of what is cut out, as 256 is of 224."""
+
+    def shorter(self, side: int) -> int:
+        """The same for a cut of so many pixels a side."""
+        return self.short or round(side * 8 / 7)
 
 
 class Squash(Settings):
@@ -143,8 +148,9 @@ class Files(Settings):
     """The number of the first class where labels are numbers; left out, 1 in TFRecords and 0 elsewhere."""
     orientation: Literal["ignore", "honour"] = "ignore"
     """Whether an image is turned as its EXIF data says; by ImageNet's convention it is not."""
-    max_bad: Annotated[float, BeforeValidator(_percent), Field(ge=0, le=1)] = 0.001
-    """Share of the images that may be damaged, and be replaced by their next neighbour, before the run ends."""
+    max_bad: Annotated[float, BeforeValidator(_percent), Field(ge=0, le=1)] | None = None
+    """Share of the images that may be damaged, and be replaced by their next neighbour, before the run ends; left out,
+    0.1 %, or 10 images where that is more, but no more than a tenth."""
     images: Count | None = None
     """How many training images there are; left out, as many as are found."""
     validation_images: Count | None = None
@@ -158,6 +164,12 @@ class Files(Settings):
     normalise: Normalise = "mean-std"
     """How pixels become numbers: less the mean and divided by the spread; less the mean only, on a scale of 0 to 255;
     on a scale of -1 to 1; or each image by its own mean and spread (at least 1 / root of its numbers)."""
+
+    def bad_allowed(self, images: int) -> int:
+        """How many of so many images may be damaged."""
+        if self.max_bad is not None:
+            return math.ceil(self.max_bad * images)
+        return max(math.ceil(0.001 * images), min(10, math.ceil(0.1 * images)))
 
     @property
     def facts(self) -> Facts:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, GetCoreSchemaHandler
+from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
 _WRITTEN = re.compile(r"\s*([0-9]*\.?[0-9]+(?:/[0-9]+)?)\s*(epochs?|steps?|images?|seconds?|minutes?|hours?|%)\s*")
@@ -23,8 +23,8 @@ class Duration:
     unit: str
 
     @classmethod
-    def parse(cls, text: Any) -> Duration:
-        """Reads '5 epochs', '1/16 epochs', '500 steps', '1000 images', '2%' or '10 minutes'."""
+    def parse(cls, text: Any, units: str = "epochs, steps, images, % or seconds") -> Duration:
+        """Reads '5 epochs', '1/16 epochs', '500 steps', '1000 images', '2%' or '10 minutes'; a fault offers `units`."""
         if isinstance(text, Duration):
             return text
         found = _WRITTEN.fullmatch(text) if isinstance(text, str) else None
@@ -32,7 +32,7 @@ class Duration:
             hint = (
                 f", such as '{text:g} epochs'" if isinstance(text, int | float) and not isinstance(text, bool) else ""
             )
-            raise ValueError(f"expected an amount with its unit (epochs, steps, images, % or seconds){hint}")
+            raise ValueError(f"expected an amount with its unit ({units}){hint}")
         if re.search(r"/0+$", found[1]):
             raise ValueError(f"expected an amount that is a number, found '{text}'")
         amount, unit = Fraction(found[1]), found[2].removesuffix("s")
@@ -71,8 +71,9 @@ class Duration:
         return {"type": "string", "pattern": f"^{_WRITTEN.pattern}$", "examples": ["5 epochs", "500 steps", "2%"]}
 
 
-def refuse_clock(duration: Duration) -> Duration:
-    """What follows the clock would be another run on a slow machine."""
+def refuse_clock(given: Any) -> Duration:
+    """Reads a duration without regard to the clock: what follows that would be another run on a slow machine."""
+    duration = Duration.parse(given, "epochs, steps, images or %")
     if duration.unit == "seconds":
         raise ValueError(f"'{duration}' depends on the machine's speed; write epochs, steps, images or %")
     return duration
@@ -84,7 +85,7 @@ def _refuse_nothing(duration: Duration) -> Duration:
     return duration
 
 
-Length = Annotated[Duration, AfterValidator(refuse_clock)]
+Length = Annotated[Duration, BeforeValidator(refuse_clock)]
 """An amount of training, without regard to the clock."""
 Interval = Annotated[Length, AfterValidator(_refuse_nothing)]
 """The same, more than nothing."""

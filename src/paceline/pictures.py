@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
 from paceline.architecture import Count, Positive, Share
-from paceline.duration import Duration, refuse_clock
+from paceline.duration import refuse_clock
 from paceline.spec import Settings
 
 Chance = Annotated[float, Field(ge=0, le=1)]
@@ -27,7 +27,7 @@ def _sides(value: Any) -> dict[str, int]:
     for when, side in value.items():
         if isinstance(side, bool) or not isinstance(side, int) or side < 1:
             raise ValueError(f"expected whole pixels a side from {when} on, such as 24, found {side!r}")
-    return {str(refuse_clock(Duration.parse(when))): side for when, side in value.items()}
+    return {str(refuse_clock(when)): side for when, side in value.items()}
 
 
 Factors = Annotated[tuple[Factor, Factor], AfterValidator(_upright)]

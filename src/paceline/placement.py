@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from fractions import Fraction
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
@@ -38,7 +39,7 @@ def _loss_scale(value: object) -> object:
     if value in ("auto", "dynamic"):
         return value
     if isinstance(value, dict) and value:
-        return {str(refuse_clock(Duration.parse(when))): _power_of_two(scale) for when, scale in value.items()}
+        return {str(refuse_clock(when)): _power_of_two(scale) for when, scale in value.items()}
     return _power_of_two(value)
 
 
@@ -76,7 +77,7 @@ def _bytes(value: object) -> object:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([KMG]i?B)\s*", value) if isinstance(value, str) else None
     if match is None:
         raise ValueError(f"expected an amount of memory such as 500 MB or 8 GiB, found {value!r}")
-    return int(float(match[1]) * _UNITS[match[2]])
+    return int(Fraction(match[1]) * _UNITS[match[2]])
 
 
 Size = Annotated[
@@ -124,8 +125,8 @@ class Placement(Settings):
     """What decodes images in files: fast (libjpeg-turbo, and Pillow for what that refuses), pillow, or gpu (nvJPEG
     through torchvision, cropped and resized on the device); auto is fast."""
     cache: Annotated[Size, Field(json_schema_extra=LAYOUT)] = 0
-    """Memory of each replica in which encoded images stay once they are read, such as 8 GiB; 0 keeps none. Processes
-    (more than 4 loader threads) divide it, and each keeps what it happens to read."""
+    """Memory of each replica in which encoded images stay once they are read, such as 8 GiB; 0 keeps none. All
+    threads or processes of the replica share it."""
     decoded_validation: Annotated[bool, Field(json_schema_extra=LAYOUT)] = False
     """Keep validation images decoded on disk, beside the data's index, so that each is decoded once for all runs."""
     loader_threads: Annotated[AutoCount, Field(json_schema_extra=LAYOUT)] = "auto"

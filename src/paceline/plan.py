@@ -103,8 +103,9 @@ class Plan:
 
     @cached_property
     def steps(self) -> int:
-        """Optimiser steps of the whole run."""
-        return max(1, math.floor(Fraction(str(self.recipe.epochs)) * self.epoch_images / self.global_batch))
+        """Optimiser steps of the whole run; epochs that were worked out from steps may be a rounding short of them."""
+        exact = Fraction(str(self.recipe.epochs)) * self.epoch_images / self.global_batch
+        return max(1, math.floor(exact * (1 + Fraction(1, 1 << 50))))
 
     @cached_property
     def warm_steps(self) -> int:

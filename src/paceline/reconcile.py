@@ -104,7 +104,7 @@ def _check_files(recipe: Recipe, data: Data, resident: bool | str) -> None:
     if resident is True:
         raise PlanError("on.resident=true is for pictures of one size, and these come in files; leave it out")
     side = data.evaluation_side or data.side
-    if isinstance(data.evaluation, Centre) and data.evaluation.short < side:
+    if isinstance(data.evaluation, Centre) and data.evaluation.shorter(side) < side:
         raise PlanError(
             f"data.evaluation.short {data.evaluation.short} is less than the {side} pixels that are cut out of it; "
             f"write data.evaluation.short={side} or more"

@@ -70,10 +70,9 @@ class Run:
             ) from None
 
     def write(self, kind: str, **values: Any) -> Row:
-        """Append one row to the record."""
+        """Append one row to the record; it comes back with its numbers as they are, finite or not."""
         row = {"kind": kind, **values}
-        numbers = {key: None for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)}
-        self._append(RECORD, json.dumps(row | numbers))  # JSON knows no NaN
+        self._append(RECORD, json_text(row))
         return row
 
     def log(self, line: str) -> None:
@@ -93,12 +92,27 @@ class Run:
         if not self.writer:
             return
         try:
+            # What a kill left of a line would take this one with it; whoever trains cuts it off, others must not.
+            start = "\n" if _torn(self.folder / name) else ""
             with (self.folder / name).open("a") as file:
-                file.write(line + "\n")
+                file.write(f"{start}{line}\n")
         except OSError as fault:
             raise Broken(
                 f"{self.folder / name}: cannot be written: {fault.strerror}; what was saved is whole"
             ) from None
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON, which knows neither NaN nor infinity: such a number is null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def rows_of(folder: Path) -> list[Row]:
@@ -128,11 +142,19 @@ def best_step(rows: list[Row], steps: list[int]) -> int | None:
     return max(judged, key=lambda row: (row["top1"], -row["step"]))["step"] if judged else None
 
 
+def _torn(path: Path) -> bool:
+    """Whether the last line of a file has no end."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read(1) not in (b"", b"\n")
+
+
 def _cut_torn_line(path: Path) -> None:
-    if path.is_file() and not path.is_symlink():
-        content = path.read_bytes()
-        if content and not content.endswith(b"\n"):
-            os.truncate(path, content.rfind(b"\n") + 1)
+    if not path.is_symlink() and _torn(path):
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def store_plan(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.errors import SpecError
-from paceline.spec import Tree, nearest, read
+from paceline.hint import nearest_name
+from paceline.spec import Tree, read
 
 _HERE = Path(__file__).parent
 
@@ -25,7 +26,7 @@ def page(kind: str, word: str) -> tuple[str, str]:
         except (OSError, UnicodeDecodeError) as fault:
             raise SpecError(f"{word}: cannot be read: {getattr(fault, 'strerror', None) or 'it is not text'}") from None
     if word not in names(kind):
-        raise SpecError(f"no {kind.removesuffix('s')} is named '{word}'{nearest(word, names(kind))}")
+        raise SpecError(f"no {kind.removesuffix('s')} is named '{word}'{nearest_name(word, names(kind))}")
     return (_HERE / kind / f"{word}.yaml").read_text(), word
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import typing
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from paceline.errors import SpecError
+from paceline.hint import nearest, nearest_key, nearest_value
 
 
 class Settings(BaseModel):
@@ -42,11 +42,11 @@ class Tree:
     places: dict[Path, str] = field(default_factory=dict)
 
     def place(self, path: Path) -> str:
-        """Where the value at `path`, or the nearest thing around it, was written."""
-        for end in range(len(path), -1, -1):
-            if path[:end] in self.places:
-                return self.places[path[:end]]
-        return "settings"
+        """Where the value at `path`, or else the first thing in it or the nearest thing around it, was written."""
+        around = [path[:end] for end in range(len(path), -1, -1)]
+        inside = [known for known in self.places if path and known[: len(path)] == path]
+        known = [each for each in (path, *inside, *around) if each in self.places]
+        return self.places[known[0]] if known else "settings"
 
 
 def read(text: str, name: str) -> Tree:
@@ -67,13 +67,13 @@ def read(text: str, name: str) -> Tree:
     return tree
 
 
-def override(tree: Tree, word: str, model: type[Settings]) -> None:
-    """Put one KEY=VALUE word into the tree; a new kind's name drops the keys of the old kind that it does not know."""
-    place = f"'{word}'"
-    address, equals, text = word.partition("=")
-    if not equals or not address:
-        raise SpecError(f"{place}: expected key=value, such as epochs=20 or optimiser.lr=0.2")
+def override(tree: Tree, word: str, model: type[Settings], prefix: str = "") -> None:
+    """Put one KEY=VALUE word into the tree, less its prefix; a new kind's name drops the old kind's unknown keys."""
+    place = f"'{_cut(word)}'"
+    address, equals, text = word.removeprefix(prefix).partition("=")
     path = tuple(address.split("."))
+    if not equals or not all(path):
+        raise SpecError(f"{place}: expected key=value, such as epochs=20 or optimiser.lr=0.2")
     section = tree.values
     for key in path[:-1]:
         if isinstance(section.get(key), str):
@@ -98,17 +98,24 @@ def override(tree: Tree, word: str, model: type[Settings]) -> None:
     tree.places.update(dict.fromkeys([path, *written.places], place))
 
 
-def build(model: type[Kind], tree: Tree) -> Kind:
-    """The checked settings of a tree, or a SpecError about the first thing wrong in it."""
+def build(model: type[Kind], tree: Tree, beside: Sequence[str] = ()) -> Kind:
+    """The checked settings of a tree, or a SpecError about the first thing wrong in it.
+
+    An unknown key is looked for among all addresses of the model, and those `beside` it.
+    """
     values = _name_kinds(tree.values, model)
     try:
         return model.model_validate_json(json.dumps(values))
     except ValidationError as fault:
         # What is written wrongly comes before what is missing: a misspelt key is often both.
         errors = sorted(fault.errors(include_url=False), key=lambda error: error["type"] == "missing")
-        messages = [_message(error, tree, values, model) for error in errors]
-        more = f" (and {len(messages) - 1} more)" if len(messages) > 1 else ""
-        raise SpecError(messages[0] + more) from None
+        first = errors[0]
+        message = _message(first, tree, values, model, beside)
+        missing = [error["loc"] for error in errors if error["type"] == first["type"] == "missing"]
+        also = [loc[-1] for loc in missing[1:] if loc[:-1] == first["loc"][:-1] and isinstance(loc[-1], str)]
+        more = len(errors) - 1 - len(also)
+        message += "".join(f", '{key}'" for key in also) + (f" (and {more} more)" if more else "")
+        raise SpecError(message) from None
 
 
 def dump(settings: Settings, places: Tree | None = None, indent: str = "") -> str:
@@ -126,14 +133,6 @@ def differences(old: Settings, new: Settings) -> list[str]:
     ]
 
 
-def nearest(word: str, choices: Sequence[str]) -> str:
-    """'; did you mean ...?' when a choice is close to the word, else the choices themselves."""
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean '{close[0]}'?"
-    return f"; there is {', '.join(sorted(choices)[:12])}{', ...' if len(choices) > 12 else ''}" if choices else ""
-
-
 def fields(model: type[Settings]) -> dict[str, FieldInfo]:
     """The settings of a kind by the key they are written with."""
     return {info.alias or name: info for name, info in model.model_fields.items()}
@@ -148,6 +147,19 @@ def kinds(info: FieldInfo | Any) -> dict[str, type[Settings]]:
             for name in typing.get_args(part.model_fields["name"].annotation):
                 members[name] = part
     return members
+
+
+def addresses(model: type[Settings], values: Any = None, start: str = "") -> list[str]:
+    """The address of every key; where kinds are chosen from, of the kind that the values name, or else of all."""
+    found = []
+    for key, info in fields(model).items():
+        given = values.get(key) if isinstance(values, dict) else None
+        name = given.get("name") if isinstance(given, dict) else getattr(info.default, "name", None) if values else None
+        named = kinds(info).get(str(name))
+        for part in [named] if named else _parts(info.annotation):
+            found += addresses(part, given, f"{start}{key}.")
+        found += [start + key] if key != "name" else []
+    return list(dict.fromkeys(found))
 
 
 def _parts(annotation: Any) -> Iterator[type[Settings]]:
@@ -189,7 +201,7 @@ def _scalar(text: str) -> Any:
     if text in _WORDS:
         return _WORDS[text]
     if _WHOLE.fullmatch(text):
-        return int(text)
+        return int(text) if len(text) <= 4300 else text  # Python makes no number of more digits
     return float(text) if _NUMBER.fullmatch(text) else text
 
 
@@ -237,10 +249,15 @@ def _forget_other_kind(tree: Tree, section: dict[str, Any], path: Path, name: st
                 del section[key]
 
 
-def _message(error: Any, tree: Tree, values: dict[str, Any], model: type[Settings]) -> str:
+def _message(error: Any, tree: Tree, values: dict[str, Any], model: type[Settings], beside: Sequence[str]) -> str:
     """One pydantic error as one line: place, key, what is wrong, what to write."""
     path, around, choices = _locate(error["loc"], values, model)
-    what = _complaint(error, path, around, choices)
+    if error["type"] == "extra_forbidden":
+        # A key that another kind has at this very place is not meant to stand elsewhere.
+        other_kind = ".".join(map(str, path)) in addresses(model)
+        what = _unknown(path, around, [] if other_kind else [*addresses(model, values), *beside])
+    else:
+        what = _complaint(error, path, around, choices)
     address = ".".join(map(str, path[:-1] if error["type"] in ("missing", "extra_forbidden") else path))
     place = tree.place((*path, "name") if error["type"] == "union_tag_invalid" else path)
     return f"{place}: {address + ': ' if address else ''}{what}"
@@ -273,32 +290,52 @@ def _locate(loc: Path, values: Any, model: type[Settings]) -> tuple[Path, type[S
     return path, around, list(choices)
 
 
+def _unknown(path: Path, around: type[Settings] | None, known: Sequence[str]) -> str:
+    section, key = ".".join(map(str, path[:-1])), str(path[-1])
+    noun = around.__name__.lower() if around else "settings"
+    if any(address.startswith(f"{key}.") for address in known):
+        return f"{noun} has no '{key}'; put its keys into a file given with --{key} FILE, or write {key}.KEY=VALUE"
+    return f"{noun} has no '{key}'{nearest_key(key, section, list(fields(around)) if around else [], known)}"
+
+
 def _complaint(error: Any, path: Path, around: type[Settings] | None, choices: list[str]) -> str:
     kind, given = error["type"], error["input"]
-    keys = list(fields(around)) if around else []
     noun = around.__name__.lower() if around else "settings"
-    last = str(path[-1]) if path else ""
-    if kind == "extra_forbidden":
-        return f"{noun} has no '{last}'{nearest(last, keys)}"
-    if kind == "missing" and isinstance(path[-1], int):
-        return f"expected more than {last} values in this list"
+    last = path[-1] if path else ""
     if kind == "missing":
-        return f"{noun} needs '{last}'"
+        return f"{noun} needs '{last}'" if isinstance(last, str) else f"expected more than {last} values in this list"
     if kind == "union_tag_invalid":
         name = str(given.get("name") if isinstance(given, dict) else given)
-        return f"no {last} is named '{name}'{nearest(name, choices)}"
+        return f"no {last} is named {_shown(name)}{nearest(name, choices)}"
+    if kind == "dict_type" and choices:
+        return f"expected a name, such as {' or '.join(choices[:4])}, found {_shown(given)}"
     if kind == "union_tag_not_found":
         return f"expected 'name: ...' with one of {', '.join(choices[:12])}"
     if kind == "literal_error":
         expected = re.findall(r"'([^']*)'", error["ctx"]["expected"])
-        hint = nearest(str(given), expected)
-        return f"expected {' or '.join(expected)}, found {_shown(given)}{hint if 'did you mean' in hint else ''}"
+        hint = nearest_value(str(given), expected)
+        return f"expected {' or '.join(expected)}, found {_shown(given)}{hint}"
     if kind == "value_error":
         return str(error["ctx"]["error"])
+    if kind.startswith("model_") and around:
+        write = [f"{'.'.join(map(str, path))}.{key}" for key in _fitting(around, given)]
+        return f"this is a section with keys of its own, found {_shown(given)}; write {' or '.join(write)}"
     for start, words in _EXPECTED.items():
         if kind.startswith(start):
             return f"expected {words}, found {_shown(given)}"
     return f"{error['msg'][:1].lower()}{error['msg'][1:]}, found {_shown(given)}"
+
+
+def _fitting(around: type[Settings], given: Any) -> list[str]:
+    """The first keys of a section that could have the value, as they would be written; else its first keys."""
+    fitting = []
+    for key in fields(around):
+        try:
+            around.model_validate_json(json.dumps({key: given}))
+        except ValidationError:
+            continue
+        fitting.append(f"{key}={flow(given)}")
+    return fitting[:3] or [f"{key}=..." for key in list(fields(around))[:3]]
 
 
 _EXPECTED = {
@@ -308,13 +345,17 @@ _EXPECTED = {
     "string_": "text",
     "tuple_": "a list, such as [a, b]",
     "list_": "a list, such as [a, b]",
-    "model_": "'key: value' lines",
     "dict_": "'key: value' lines",
 }
 
 
 def _shown(value: Any) -> str:
-    return f"'{value}'" if isinstance(value, str) else json.dumps(value)
+    return f"'{_cut(value)}'" if isinstance(value, str) else _cut(json.dumps(value))
+
+
+def _cut(text: str) -> str:
+    """Only as much of a very long text as a line can show."""
+    return text if len(text) <= 200 else f"{text[:100]}..."
 
 
 def _leaves(values: Any, path: Path) -> Iterator[tuple[Path, Any]]:
@@ -325,10 +366,10 @@ def _leaves(values: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         yield path, values
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
     """A value on one line, quoted where this reader would take its text for something else."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_flow, value))}]"
+        return f"[{', '.join(map(flow, value))}]"
     if isinstance(value, str) and _scalar(value) != value:
         return f"'{value}'"
     return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")
@@ -342,7 +383,7 @@ def _lines(values: dict[str, Any], places: Tree | None, path: Path) -> Iterator[
             yield f"{pad}{key}:"
             yield from _lines(value, places, here)
         else:
-            line = f"{pad}{key}: {_flow(value)}"
+            line = f"{pad}{key}: {flow(value)}"
             if places is not None:
                 here = (*path, "name") if key == "network" and _in_name(places.values, path) else here
                 written = here in places.places or (here[-1] == "name" and path in places.places)

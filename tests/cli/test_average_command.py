@@ -17,8 +17,10 @@ from torch import Tensor
 from conftest import SMALL, Paceline, environment, make_plan
 from paceline import checkpoint
 from paceline.command import average as verb
+from paceline.data.loader import open_loader
 from paceline.record import latest, rows_of
-from paceline.train.state import begin, fresh
+from paceline.train.average import recalibrate
+from paceline.train.state import begin, fresh, set_network
 from paceline.world import World
 
 STEPS = (6, 12, 18)
@@ -114,6 +116,25 @@ def test_recalibrated_statistics_are_new_and_weights_are_not(run: Path, capsys: 
     assert row["loss"] != plain["loss"]
     for name, tensor in found.items():
         assert torch.equal(tensor, mean[name]) != ("running_" in name), name
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_recalibrated_statistics_are_of_images_as_large_as_the_last(
+    paceline: Paceline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small.yaml").write_text(SMALL)
+    words = ["data.side=16", "on.precision=64.64"]
+    done = paceline("train", "small.yaml", *words, "augment.side={0%: 8, 50%: 16}", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    assert ask(tmp_path / "run", capsys, recalibrate=40)["recalibrated_images"] == 48
+    found = load_file(tmp_path / "run" / "averaged" / "network.safetensors")
+    plan, world = make_plan(*words), World(torch.device("cpu"))  # every image as large as the last ones of that run
+    state, loader = fresh(plan, world), open_loader(plan, None, 0, world.device)
+    set_network(state, found, "test")
+    recalibrate(plan, world, state, loader, 40, plan.steps)
+    expected = state.network.module.state_dict()
+    assert sum("running_" in name for name in found) > 0
+    assert all(torch.allclose(tensor, expected[name], rtol=1e-9) for name, tensor in found.items())
 
 
 def test_the_end_of_a_run_averages_in_the_same_way(made: Path) -> None:

@@ -177,7 +177,7 @@ def test_recipes_and_models_list_names(paceline: Paceline) -> None:
     page = paceline("recipes", "cifar10/resnet20").stdout
     assert "global_batch: 128" in page
     one = json.loads(paceline("models", "resnet50", "--json").stdout)
-    assert {setting["key"] for setting in one["settings"]} == {"version", "stem", "first_projection"}
+    assert {setting["key"] for setting in one["settings"]} == {"version", "stem", "first_projection", "blur"}
     assert "7x7" in paceline("models", "resnet50").stdout
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -57,7 +58,7 @@ def facts_of(text: str) -> dict[str, str]:
 
 
 def test_check_lists_each_bad_image_and_fails(paceline: Paceline, folder: Path) -> None:
-    done = paceline("data", "check", str(folder))
+    done = paceline("data", "check", str(folder), "max_bad=1%")
     assert done.returncode == 1, done.stderr
     bad = [line for line in done.stdout.splitlines() if line.startswith("train/class")]
     names = {f"train/class{p.label:03d}/{p.key}.JPEG" for p in PICTURES if p.odd in ("truncated", "corrupt", "empty")}
@@ -65,7 +66,7 @@ def test_check_lists_each_bad_image_and_fails(paceline: Paceline, folder: Path) 
     assert any(line.endswith(": it is empty") for line in bad)
     facts = {name: value.strip() for name, value in facts_of(done.stdout).items()}
     assert (facts["images"], facts["bad images"], facts["- damaged"], facts["- empty"]) == ("60", "3", "2", "1")
-    assert facts["data.max_bad allows"].startswith("1: a run would end")
+    assert facts["bad images allowed"].startswith("1: a run would end")
     assert done.stderr == ""
 
 
@@ -73,7 +74,7 @@ def test_check_of_good_images_succeeds(tmp_path: Path, capsys: pytest.CaptureFix
     assert check.run(write_folder(GOOD, tmp_path), [], None, as_json=False) == 0
     facts = facts_of(capsys.readouterr().out)
     assert facts["bad images"].strip() == "0"
-    assert "data.max_bad allows" not in facts
+    assert "bad images allowed" not in facts
     assert facts["same key and label as another"].strip() == "0"
 
 
@@ -100,7 +101,7 @@ def test_check_tells_people_of_classes_without_images_and_of_bad_ones_that_are_f
     facts = facts_of(capsys.readouterr().out)
     assert facts["- without training images"].strip().startswith("26: 4, 5, 6,")
     assert facts["- without training images"].strip().endswith("15, ...")
-    assert facts["data.max_bad allows"].strip() == "6: a run replaces them"
+    assert facts["bad images allowed"].strip() == "6: a run replaces them"
 
 
 def test_a_folder_that_is_not_there_is_refused() -> None:
@@ -212,3 +213,27 @@ def test_bench_refuses_data_that_is_not_in_files(paceline: Paceline) -> None:
     done = paceline("bench", "data")
     assert done.returncode == 2
     assert done.stderr == "error: shapes/resnet8 trains on shapes, which is not in files; write data=images after it\n"
+
+
+def test_names_that_are_not_utf_8_are_printed_with_escapes(paceline: Paceline, tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        for name in (b"cat", b"d\xf6g"):
+            place = tmp_path / "data" / part / os.fsdecode(name)
+            place.mkdir(parents=True)
+            (place / os.fsdecode(b"\xff.jpg")).write_bytes(GOOD[0].bytes if name == b"cat" else b"no image")
+    for words, status in ((("check",), 1), (("show",), 0)):
+        done = paceline("data", *words, str(tmp_path / "data"), env={"PYTHONIOENCODING": "utf-8:strict"})
+        assert done.returncode == status, done.stderr
+        assert "d\\udcf6g" in done.stdout
+
+
+def test_notes_on_what_is_left_out_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_folder(GOOD, tmp_path)
+    (tmp_path / "train" / "class000" / "x.heic").write_bytes(b"of a telephone")
+    (tmp_path / "train" / "empty").mkdir()
+    for _ in range(2):
+        check.run(tmp_path, [], 1, as_json=False)
+        show_data.run(tmp_path, [], None, as_json=False)
+        said = capsys.readouterr().out
+        assert said.count("1 file was left out: 1 .heic") == 2
+        assert said.count("1 folder has no images: train/empty") == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import resource
 import subprocess
 import sys
@@ -31,6 +32,29 @@ FAULTS = [
     (["resume", "nowhere"], "nowhere: this is no run folder"),
     (["validate", "."], "this is no run folder"),
     (["models", "resnet5O"], "no model is named 'resnet5O'; did you mean 'resnet5"),
+    (["train", "--data", "."], "--data .: shapes/resnet8 draws its own images (shapes); for those in a folder write"),
+    (["plan", "generated.yaml", "--data", "."], "--data .: generated.yaml draws its own images (generated)"),
+    (["train", "cifar10/resnet20", "--data", "twice.yaml"], "twice.yaml: this is a file; --data takes the folder of"),
+    (["train", "cifar10/resnet20", "--data", "labels.csv"], "here ., and data.labels=labels.csv the file"),
+    (
+        ["train", "cifar10/resnet20", "--data", ".", "--out", "run"],
+        "--out run is in the folder of the images, .; choose",
+    ),
+    (["train", "cifar10/resnet20", "--data", ".", "--out", "."], "--out . is in the folder of the images, .; choose"),
+    (["train", "vgg16"], "no recipe is named 'vgg16'; there is cifar10/vgg16-bn, imagenet/vgg16-nvcnn"),
+    (["plan", "--on", "timm"], "no placement is named 'timm'; did you mean 'timm-a3-4gpu'?"),
+    (["plan", "--json", "--yaml"], "--json and --yaml are two forms of one plan; write one of them"),
+    (["plan", "precision=16"], "'precision=16': recipe has no 'precision'; did you mean 'on.precision'?"),
+    (["plan", "on.epochs=3"], "'on.epochs=3': placement has no 'epochs'; did you mean 'epochs'?"),
+    (["plan", "on.replicas.x=3"], "'on.replicas.x=3': replicas: expected a whole number above 0, or auto"),
+    (["plan", "on.yaml"], "on.yaml:10: recipe has no 'on'; put its keys into a file given with --on FILE"),
+    (["train", "--epochs", "3"], "there is no option --epochs; write epochs=3"),
+    (["plan", "cifar10/resnet20", "--lr=0.1"], "there is no option --lr; write optimiser.lr=0.1"),
+    (["train", "--batch-size", "64", "epochs=3"], "there is no option --batch-size; write global_batch=64"),
+    (["bench", "data", "--workers"], "there is no option --workers; write on.loader_threads=..."),
+    (["resume", "run", "--precision", "16.32"], "there is no option --precision; write on.precision=16.32"),
+    (["train", "--resume", "r2"], "there is no option --resume; write paceline resume r2"),
+    (["models", "resnet18", "--blocks", "stem=3x3"], "'stem=3x3': recipe has no 'stem'; did you mean 'model.stem'?"),
     (["verify", "shapes/resnet8", "on.replicas=2"], "verify chooses the placements itself"),
 ]
 
@@ -39,6 +63,9 @@ FAULTS = [
 def test_a_fault_is_one_line_and_never_loads_torch(tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "twice.yaml").write_text("epochs: 3\nepochs: 4\n")
     (tmp_path / "typo.yaml").write_text("model: resnet8\nepochs: 1\noptimiser: {name: momentum, momentm: 1}\n")
+    (tmp_path / "labels.csv").write_text("")
+    (tmp_path / "generated.yaml").write_text(SMALL)
+    (tmp_path / "on.yaml").write_text(SMALL.replace("report: 1 steps", "on: {precision: 16.32}"))
     program = (
         "import sys\nfrom paceline.cli import main\n"
         "try:\n main()\nfinally:\n assert 'torch' not in sys.modules, 'torch was loaded'\n"
@@ -65,6 +92,29 @@ def test_plan_recipes_models_and_help_never_load_torch(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment(), check=True, capture_output=True)
+
+
+def test_an_unknown_option_that_is_no_setting_stays_the_parser_s(paceline: Paceline) -> None:
+    for words in (["train", "--replica", "2"], ["recipes", "--epochs", "3"], ["resume", "run", "--lr", "1"]):
+        done = paceline(*words)
+        assert done.returncode == 2
+        assert "No such option: " + words[-2] in done.stderr
+
+
+def test_a_folder_that_is_trained_in_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom paceline.cli import main\n"
+        "try:\n main()\nfinally:\n assert 'torch' not in sys.modules, 'torch was loaded'\n"
+    )
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "run/.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = subprocess.run(
+            [sys.executable, "-c", program, "train", "--out", "run", "on.replicas=2"],
+            cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "error: run: another process is training in this folder\n"
 
 
 def test_a_cut_cifar_file_is_named(paceline: Paceline, tmp_path: Path) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from conftest import SMALL, Paceline
+from files_made import PAGE, WRITERS, clean_pictures
 from paceline import checkpoint
+from paceline.data.scan import open_index
+from paceline.dataset import Files
 from paceline.record import latest, rows_of
 
 
@@ -52,7 +56,9 @@ def test_a_bad_step_is_repeated_and_its_first_layer_and_images_are_named(
     assert found["layer"] is not None
     assert found["started_from"] < bad
     assert 1 <= len(found["images"]) <= 16
-    assert all(0 <= number < 96 for number in found["images"])
+    assert all(image.keys() == {"image"} and 0 <= image["image"] < 96 for image in found["images"])
+    parts = paceline("repeat", "run", "--step", str(bad), "--json", "on.micro_batch=4")
+    assert json.loads(parts.stdout)["images"] == found["images"]  # those of every micro-batch
     fine = paceline("repeat", "run", "--step", "1")
     assert fine.returncode == 0, fine.stderr
     assert "Every output and gradient of this step is finite here." in fine.stdout
@@ -64,3 +70,64 @@ def test_a_step_that_the_run_does_not_have_is_refused(paceline: Paceline, small:
         done = paceline("repeat", "run", "--step", step)
         assert done.returncode == 2
         assert f"--step {step}, and the run has steps 1 to 6" in done.stderr
+
+
+def test_more_than_one_replica_is_refused(paceline: Paceline, small: str, tmp_path: Path) -> None:
+    assert paceline("train", small, "--out", "run").returncode == 0
+    done = paceline("repeat", "run", "--step", "5", "on.replicas=2", "on.micro_batch=8")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: 'on.replicas=2': repeat sees all images of a step in one process; leave on.replicas out\n"
+    )
+    done = paceline("repeat", "run", "--step", "5", "on.replicas=1", "on.micro_batch=8", "--json")
+    assert done.returncode == 0, done.stderr
+    expected = latest(rows_of(tmp_path / "run"), "report")[4]["last_loss"]
+    assert json.loads(done.stdout)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_step_before_every_checkpoint_is_taken_again_from_the_initial_weights(
+    paceline: Paceline, small: str, tmp_path: Path
+) -> None:
+    assert paceline("train", small, "--out", "first", "on.keep_last=1").returncode == 0
+    words = ["init.from=first", "--out", "run", "on.keep_last=1"]
+    assert paceline("train", small, *words).returncode == 0
+    assert checkpoint.saved_steps(tmp_path / "run/checkpoints") == [6]
+    done = paceline("repeat", "run", "--step", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["started_from"], found["from_checkpoint"]) == (0, False)
+    assert found["loss"] == pytest.approx(latest(rows_of(tmp_path / "run"), "report")[2]["last_loss"], rel=1e-5)
+    assert "there is no whole checkpoint from before step 3: going from the initial weights" in done.stderr
+    assert "init.from first: " in done.stderr
+    shutil.rmtree(tmp_path / "first")
+    gone = paceline("repeat", "run", "--step", "3")
+    assert gone.returncode == 2
+    assert gone.stderr.count("\n") == 1, gone.stderr
+    assert "no whole checkpoint from before step 3, and the weights that the run began with" in gone.stderr
+    assert "init.from: first is not there" in gone.stderr
+
+
+@pytest.mark.parametrize("form", ["folder", "webdataset"])
+def test_images_in_files_are_named_by_number_and_path(paceline: Paceline, tmp_path: Path, form: str) -> None:
+    WRITERS[form](clean_pictures(64), tmp_path / "data")
+    (tmp_path / "files.yaml").write_text(PAGE)
+    words = ["optimiser.lr=1e30", "global_batch=32", "on_bad_step=stop", "epochs=4", "--data", "data", "--out", "run"]
+    assert paceline("train", "files.yaml", *words).returncode == 1
+    bad = str(latest(rows_of(tmp_path / "run"), "report")[-1]["last_bad_step"])
+    found = json.loads(paceline("repeat", "run", "--step", bad, "--json").stdout)["images"]
+    table = open_index(Files(name="images"), tmp_path / "data").training
+    assert found
+    for image in found:
+        row = table.rows[image["image"]]
+        assert image["name"] == table.name(image["image"])
+        assert (image["path"], image["offset"]) == (table.shards[int(row["shard"])], row["offset"])
+        assert (tmp_path / "data" / image["path"]).is_file()
+        assert (image["offset"] > 0) == (form == "webdataset")
+    done = paceline("repeat", "run", "--step", bad)
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.startswith("image ")] == [
+        f"image {image['image']}  {image['name']}" for image in found[:16]
+    ]
+    assert ("and 16 more; --json lists all" in lines) == (len(found) == 32)
+    assert any(line.startswith("started from  ") for line in lines)

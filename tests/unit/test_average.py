@@ -375,15 +375,15 @@ def test_a_run_ends_with_the_mean_of_its_last_checkpoints(tmp_path: Path, damage
     run.close()
 
 
-def seen_by_hand(plan: Plan, steps: int) -> dict[str, Tensor]:
-    """The mean over groups of what each norm sees, from its inputs."""
+def seen_by_hand(plan: Plan, steps: int, start: int) -> dict[str, Tensor]:
+    """The mean over groups of what each norm sees in so many steps, from its inputs."""
     state = fresh(plan, WORLD)
     begin(state, plan)
     inputs: dict[str, list[Tensor]] = {}
     for name, part in state.network.module.named_modules():
         if isinstance(part, BatchNormAct):
             part.register_forward_pre_hook(lambda _, x, name=name: inputs.setdefault(name, []).append(x[0].clone()))
-    shares = open_loader(plan, None, 0, WORLD.device).training(0)
+    shares = open_loader(plan, None, 0, WORLD.device).training(start)
     for _ in range(steps):
         state.network.learn(next(shares))
     shares.close()
@@ -396,14 +396,14 @@ def seen_by_hand(plan: Plan, steps: int) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize("micro_batch", [16, 4])
-def test_recalibrated_statistics_are_the_mean_over_norm_groups(tmp_path: Path, micro_batch: int) -> None:
+@pytest.mark.parametrize(("micro_batch", "start"), [(16, 0), (4, 0), (16, 6)])
+def test_recalibrated_statistics_are_the_mean_over_norm_groups(tmp_path: Path, micro_batch: int, start: int) -> None:
     plan = make_plan("on.precision=64.64", f"on.micro_batch={micro_batch}")
     run, state, loader = open_run(plan, tmp_path)
     weights = state.network.module.state_dict()["head.dense.weight"].clone()
-    assert recalibrate(plan, WORLD, state, loader, 40) == 48
+    assert recalibrate(plan, WORLD, state, loader, 40, start) == 48
     after = state.network.module.state_dict()
-    expected = seen_by_hand(plan, 3)
+    expected = seen_by_hand(plan, 3, start)
     assert len(expected) == sum("running_" in name for name in after) > 0
     for name, tensor in expected.items():
         assert torch.allclose(after[name], tensor, rtol=1e-11, atol=EXACT), name
@@ -415,5 +415,5 @@ def test_a_network_without_running_statistics_has_none_to_recalibrate(tmp_path: 
     plan = make_plan("norm=group")
     run, state, loader = open_run(plan, tmp_path)
     with pytest.raises(RunError, match="no running statistics"):
-        recalibrate(plan, WORLD, state, loader, 40)
+        recalibrate(plan, WORLD, state, loader, 40, 0)
     run.close()

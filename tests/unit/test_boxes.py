@@ -194,8 +194,15 @@ def test_evaluation_looks_where_torchvision_looks(width: int, height: int, side:
     assert box[1] + box[3] <= width * (1 + 1e-12)
 
 
+@pytest.mark.parametrize(("side", "short"), [(224, 256), (32, 37), (64, 73), (1, 1)])
+def test_a_centre_is_seven_eighths_of_the_edge_at_any_side(side: int, short: int) -> None:
+    assert CENTRE.shorter(side) == short
+    _, _, height, width = evaluation_boxes(CENTRE, side, np.array([500]), np.array([400]))[0]
+    assert (height, width) == pytest.approx((400 * side / short, 500 * side / (500 * short // 400)))
+
+
 def test_a_side_beyond_the_resized_edge_sees_that_edge_whole() -> None:
-    box = evaluation_boxes(CENTRE, 288, np.array([500]), np.array([400]))[0]
+    box = evaluation_boxes(Centre(name="centre", short=256), 288, np.array([500]), np.array([400]))[0]
     assert box.tolist() == pytest.approx([0, 50, 400, 400])
 
 

@@ -156,10 +156,6 @@ def palette_with_transparency() -> bytes:
     return saved(image, "PNG", transparency=bytes(range(64)))
 
 
-def sixteen_bits() -> bytes:
-    return saved(Image.fromarray(np.linspace(0, 65_535, 120 * 90).reshape(90, 120).astype(np.uint16)), "PNG")
-
-
 @pytest.mark.parametrize(
     "encoded",
     [
@@ -175,7 +171,6 @@ def sixteen_bits() -> bytes:
         saved(scene(120, 90), "TIFF"),
         saved(scene(120, 90), "PPM"),
         palette_with_transparency(),
-        sixteen_bits(),
     ],
     ids=[
         "grey",
@@ -190,7 +185,6 @@ def sixteen_bits() -> bytes:
         "tiff",
         "ppm",
         "palette",
-        "16-bit",
     ],
 )
 @pytest.mark.parametrize("decoder", DECODERS)
@@ -201,6 +195,31 @@ def test_every_other_kind_of_file_is_what_pillow_makes_of_it(encoded: bytes, dec
         warnings.simplefilter("ignore")
         expected = cropped(opened(encoded), box)
     assert_close(found, expected, 1)
+
+
+DEEP = np.linspace(0, 65_535, 120 * 90).reshape(90, 120)
+"""Grey levels of 16 bits."""
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM", "JPEG2000"])
+def test_of_16_bits_of_grey_the_higher_8_count(form: str) -> None:
+    encoded = saved(Image.fromarray(DEEP.astype(np.uint16)), form)
+    expected = saved(Image.fromarray((DEEP.astype(np.uint16) >> 8).astype(np.uint8)), "PNG")
+    assert np.array_equal(made(encoded, [7, 11, 70, 101]), made(expected, [7, 11, 70, 101]))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_numbers_on_no_known_scale_are_no_picture(kind: Any) -> None:
+    with pytest.raises(Undecodable, match="numbers of 32 bits on no known scale; write it with 8 or 16 bits"):
+        made(saved(Image.fromarray(DEEP.astype(kind)), "TIFF"), [0, 0, 9, 9])
+
+
+def test_a_jpeg_with_stray_bytes_between_segments_is_read() -> None:
+    encoded = saved(scene(120, 90))
+    stray = encoded[:20] + b"stray" + encoded[20:]
+    assert encoded[20:21] == b"\xff"
+    for decoder in DECODERS:
+        assert np.array_equal(made(stray, [7, 11, 70, 90], decoder=decoder), made(encoded, [7, 11, 70, 90]))
 
 
 def damaged(encoded: bytes) -> bytes:
@@ -215,6 +234,8 @@ def damaged(encoded: bytes) -> bytes:
     [
         (b"", "empty"),
         (b"not an image at all", "first bytes"),
+        (saved(scene(120, 90))[:100], "its header is cut short"),
+        (saved(scene(120, 90), "PNG")[:15], "its header is cut short"),
         (saved(scene(120, 90))[:3000], "truncated"),
         (saved(scene(120, 90))[:-200], "truncated"),
         (saved(scene(120, 90), progressive=True)[:3000], "truncated"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import gc
 import os
 import shutil
 from collections.abc import Callable
@@ -10,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from files_made import Seen, clean_pictures, file_plan, judged, same, spoilt
-from paceline.data import store
+from files_made import Seen, clean_pictures, file_plan, judged, loading, same, spoilt
+from paceline.data import decoded, store
 from paceline.data.encoded import listed
 from pictures_made import split, write_folder, write_tars
 
@@ -145,6 +148,74 @@ def test_where_there_is_no_room_nothing_is_kept(folder: Path, plain: Seen, monke
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
     assert same(judged(file_plan(folder, *WORDS), folder), plain)
     monkeypatch.undo()
-    monkeypatch.setattr(store, "writable_place", lambda _: None)
+    monkeypatch.setattr(store, "lasting_place", lambda _: None)
     assert same(judged(file_plan(folder, *WORDS), folder), plain)
     assert not list((folder / ".paceline").glob("validation-*"))
+
+
+@pytest.mark.parametrize("name", ["_mapped", "_remove_old"])
+def test_where_another_user_keeps_pictures_they_are_decoded(
+    folder: Path, plain: Seen, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(decoded, name, refused)
+    assert same(judged(file_plan(folder, *WORDS), folder), plain)
+
+
+def kept_files(folder: Path) -> list[Path]:
+    return sorted((folder / ".paceline").glob("validation-*"))
+
+
+def judge_at(folder: Path, side: int) -> Seen:
+    """What a run that judges at this side sees, once the runs before it are truly over."""
+    gc.collect()
+    return judged(file_plan(folder, *WORDS, f"data.evaluation_side={side}"), folder)
+
+
+def test_pictures_of_the_last_two_settings_stay(folder: Path, reads: list[int]) -> None:
+    judge_at(folder, 8)
+    oldest = kept_files(folder)
+    for side in (10, 8, 12):  # the first is used again before the third comes
+        judge_at(folder, side)
+    assert len(kept_files(folder)) == 4
+    assert set(oldest) < set(kept_files(folder))
+    reads.clear()
+    for side in (8, 12):
+        judge_at(folder, side)
+    assert reads == []
+    judge_at(folder, 10)
+    assert len(reads) >= len(JUDGED)
+
+
+def test_pictures_that_a_run_has_open_stay(folder: Path, plain: Seen) -> None:
+    with loading(file_plan(folder, *WORDS), folder):
+        in_use = kept_files(folder)
+        for side in (8, 10, 12):
+            judge_at(folder, side)
+        assert len(kept_files(folder)) == 6
+        assert set(in_use) < set(kept_files(folder))
+    assert same(judged(file_plan(folder, *WORDS), folder), plain)
+    judge_at(folder, 14)
+    assert len(kept_files(folder)) == 4
+    assert set(in_use) < set(kept_files(folder))
+
+
+def test_pictures_without_their_marks_are_removed_too(folder: Path) -> None:
+    judge_at(folder, 8)
+    kept_file(folder, "marks").unlink()
+    [left] = kept_files(folder)
+    for side in (10, 12):
+        judge_at(folder, side)
+    assert left not in kept_files(folder)
+
+
+def test_where_locks_do_not_work_nothing_is_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    for side in (8, 10, 12):
+        judge_at(folder, side)
+    assert len(kept_files(folder)) == 6

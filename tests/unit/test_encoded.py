@@ -185,7 +185,7 @@ def test_threads_that_read_the_same_image_count_it_once(folder: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert part.cache.room == (1 << 24) - sum(len(part.read(number)) for number in range(part.count))
+    assert part.cache._taken[0] == sum(len(part.read(number)) for number in range(part.count))
 
 
 def test_a_replacement_is_looked_for_among_all_others_around_the_end(folder: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_replacement_is_looked_for_among_all_others_around_the_end(folder: Pat
 
 def test_a_bad_image_is_listed_once_with_path_offset_and_reason(tars: Path, tmp_path: Path) -> None:
     part = opened(tars)[0]
-    bad = Quarantine.of(tmp_path, 0.5, 40)
+    bad = Quarantine.of(tmp_path, 20)
     for _ in range(3):
         bad.add(part, 4, "it is cut short")
     row = part.table.rows[4]
@@ -215,7 +215,7 @@ def test_a_bad_image_is_listed_once_with_path_offset_and_reason(tars: Path, tmp_
 
 
 def test_training_and_validation_images_of_one_number_are_two(tars: Path, tmp_path: Path) -> None:
-    bad = Quarantine.of(tmp_path, 0.5, 40)
+    bad = Quarantine.of(tmp_path, 20)
     for part in opened(tars):
         bad.add(part, 3, "it is empty")
     assert len(bad) == len(listed(tmp_path)) == 2
@@ -223,11 +223,11 @@ def test_training_and_validation_images_of_one_number_are_two(tars: Path, tmp_pa
 
 def test_replicas_and_later_starts_count_an_image_once(tars: Path, tmp_path: Path) -> None:
     part = opened(tars)[0]
-    one, other = Quarantine.of(tmp_path, 0.05, 40), Quarantine.of(tmp_path, 0.05, 40)
+    one, other = Quarantine.of(tmp_path, 2), Quarantine.of(tmp_path, 2)
     one.add(part, 1, "it is empty")
     other.add(part, 1, "it is empty")
     assert len(listed(tmp_path)) == len(one) == len(other) == 1
-    third = Quarantine.of(tmp_path, 0.05, 40)
+    third = Quarantine.of(tmp_path, 2)
     third.add(part, 1, "it is empty")
     assert len((tmp_path / QUARANTINE).read_text().splitlines()) <= 2
     third.add(part, 2, "it is empty")
@@ -235,11 +235,11 @@ def test_replicas_and_later_starts_count_an_image_once(tars: Path, tmp_path: Pat
         other.add(part, 3, "it is empty")
 
 
-def test_a_share_of_bad_images_is_rounded_up_and_zero_allows_none(tars: Path, tmp_path: Path) -> None:
+def test_zero_allows_no_bad_image_and_one_allows_one(tars: Path, tmp_path: Path) -> None:
     part = opened(tars)[0]
     with pytest.raises(DataError, match=r"\.tar at byte .*with it 1 images .* allows 0; mend them, or write a larger"):
-        Quarantine.of(None, 0.0, 40).add(part, 0, "it is empty")
-    few = Quarantine.of(tmp_path, 0.001, 40)
+        Quarantine.of(None, 0).add(part, 0, "it is empty")
+    few = Quarantine.of(tmp_path, 1)
     few.add(part, 0, "it is empty")
     with pytest.raises(DataError, match=f"listed in {tmp_path / QUARANTINE}"):
         few.add(part, 1, "it is empty")
@@ -247,11 +247,11 @@ def test_a_share_of_bad_images_is_rounded_up_and_zero_allows_none(tars: Path, tm
 
 def test_a_line_that_a_kill_cut_short_is_passed_over(tars: Path, tmp_path: Path) -> None:
     part = opened(tars)[0]
-    Quarantine.of(tmp_path, 0.5, 40).add(part, 1, "it is empty")
+    Quarantine.of(tmp_path, 20).add(part, 1, "it is empty")
     with (tmp_path / QUARANTINE).open("a") as file:
         file.write('{"split": "training", "image": 2, "na')
     assert [row["image"] for row in listed(tmp_path)] == [1]
-    after = Quarantine.of(tmp_path, 0.5, 40)
+    after = Quarantine.of(tmp_path, 20)
     after.add(part, 2, "it is empty")
     after.add(part, 3, "it is empty")
     assert sorted(int(row["image"]) for row in listed(tmp_path)) == [1, 2, 3]
@@ -271,9 +271,33 @@ def test_the_numbers_of_images_are_those_of_the_index(folder: Path) -> None:
 
 def test_too_many_bad_images_end_a_resumed_run_too(folder: Path, tmp_path: Path) -> None:
     part = opened(folder)[0]
-    first = Quarantine.of(tmp_path, 0.0, 10)
+    first = Quarantine.of(tmp_path, 0)
     with pytest.raises(DataError, match=r"data.max_bad allows 0"):
         first.add(part, 3, "it is empty")
     with pytest.raises(DataError, match=r"data.max_bad allows 0"):
-        Quarantine.of(tmp_path, 0.0, 10).add(part, 3, "it is empty")
+        Quarantine.of(tmp_path, 0).add(part, 3, "it is empty")
     assert len(listed(tmp_path)) == 1
+
+
+def test_images_of_an_earlier_start_count_until_they_are_mended(folder: Path, tmp_path: Path) -> None:
+    parts = {part.split: part for part in opened(folder)}
+    before = Quarantine.of(tmp_path, 3)
+    for split_name, number in (("training", 1), ("training", 2), ("validation", 1)):
+        before.add(parts[split_name], number, "it is empty")
+    bad = {("training", 2)}
+    looked = list[tuple[str, int]]()
+
+    def is_bad(split_name: str, number: int) -> bool:
+        looked.append((split_name, number))
+        return (split_name, number) in bad
+
+    replicas = [Quarantine.of(tmp_path, 3) for _ in range(2)]
+    for number in (4, 5):
+        for replica in replicas:
+            replica.add(parts["training"], number, "it is empty", is_bad)
+            assert len(replica) == number - 2
+    assert sorted(looked) == sorted([("training", 1), ("training", 2), ("validation", 1)] * 2)
+    bad.add(("training", 1))  # which is damaged once more
+    with pytest.raises(DataError, match=r"with it 4 images cannot be decoded, and data\.max_bad allows 3"):
+        replicas[0].add(parts["training"], 1, "it is empty", is_bad)
+    assert len(listed(tmp_path)) == 5

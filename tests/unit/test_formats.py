@@ -296,6 +296,34 @@ def test_tars_of_every_kind_are_read(tmp_path: Path, form: int) -> None:
     assert all(content[offset : offset + 2] == b"\xff\xd8" for offset in index.training.rows["offset"].tolist())
 
 
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_samples_whose_image_is_a_link_are_noted_however_the_index_is_opened(tmp_path: Path, kind: bytes) -> None:
+    for part in ("train", "val"):
+        with tarfile.open(tmp_path / f"{part}.tar", "w") as archive:
+            for number in range(4):
+                header = tarfile.TarInfo(f"{number}.jpg")
+                if number > 1:
+                    header.type, header.linkname = kind, "0.jpg"
+                header.size = 0 if number > 1 else len(JPEG)
+                archive.addfile(header, io.BytesIO(JPEG))
+                header = tarfile.TarInfo(f"{number}.cls")
+                header.size = 1
+                archive.addfile(header, io.BytesIO(str(number % 2).encode()))
+            header = tarfile.TarInfo("about.json")
+            header.size = 2
+            archive.addfile(header, io.BytesIO(b"{}"))
+    for _ in range(2):
+        index = open_index(files(), tmp_path)
+        assert index.notes == ("4 samples have a label and no image: links in tars are not followed",)
+        assert len(index.training) == len(index.validation) == 2
+
+
+def test_tars_described_without_classes_have_those_of_their_labels(tmp_path: Path) -> None:
+    write_tars(PICTURES, tmp_path)
+    (tmp_path / "metadata.json").write_text(json.dumps({"classes": []}))
+    assert len(open_index(files(), tmp_path).classes) == 4
+
+
 def test_one_key_in_two_folders_is_two_images(tmp_path: Path) -> None:
     names = [("a/1.jpg", JPEG), ("b/1.jpg", JPEG), ("b/1.cls", b"1"), ("a/1.cls", b"0\n"), ("a/._1.jpg", b"of a Mac")]
     for part in ("train", "val"):

@@ -89,6 +89,7 @@ def frame(kind: int, precision: int, components: int, height: int = 17) -> bytes
         (frame(0xC3, 8, 3), Flag(0)),
         (frame(0xC9, 8, 3), Flag(0)),
         (b"\xff\xd8\xff\xff" + frame(0xC0, 8, 3)[2:], FAST),
+        (b"\xff\xd8\xff\xe0\0\2stray\xff\0" + bytes(2 * START) + frame(0xC0, 8, 3)[2:], FAST),
     ],
 )
 def test_jpegs_beyond_the_fast_decoder_are_told_apart(content: bytes, flags: Flag) -> None:
@@ -115,3 +116,36 @@ def test_no_cut_and_no_flipped_byte_makes_it_raise() -> None:
             for content in (head[:place], mutated):
                 width, height, flags = look(content, reader(content))
                 assert (width == 0) == (height == 0) == bool(flags & Flag.UNREADABLE)
+
+
+def gif(screen: tuple[int, int], place: int = 0) -> bytes:
+    """One frame of 31 x 17 pixels on a screen of any size."""
+    buffer = io.BytesIO()
+    Image.new("P", (31, 17)).save(buffer, "GIF")
+    content = bytearray(buffer.getvalue())
+    content[6:10] = b"".join(side.to_bytes(2, "little") for side in screen)
+    frame = content.index(b",", 13 + 3 * 2 ** ((content[10] & 7) + 1))
+    content[frame + 1 : frame + 3] = place.to_bytes(2, "little")
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("screen", "place", "size"), [((0, 0), 0, (31, 17)), ((9, 40), 4, (35, 40)), ((50, 60), 0, (50, 60))]
+)
+def test_a_gif_is_as_large_as_what_is_decoded_of_it(screen: tuple[int, int], place: int, size: tuple[int, int]) -> None:
+    content = gif(screen, place)
+    assert look(content[:START], reader(content)) == (*size, Flag(0))
+    assert size_of(content) == size
+
+
+def test_a_gif_that_pillow_cannot_open_has_the_size_that_its_header_says() -> None:
+    assert look(b"GIF89a" + bytes([31, 0, 17, 0])) == (31, 17, Flag(0))
+
+
+@pytest.mark.parametrize("turn", [3, 6])
+def test_a_tiff_is_upright_as_pillow_reads_it(turn: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    buffer = io.BytesIO()
+    Image.new("RGB", (31, 17)).save(buffer, "TIFF", exif=exif)
+    assert look(buffer.getvalue()) == ((17, 31) if turn == 6 else (31, 17)) + (Flag(0),)

@@ -32,7 +32,7 @@ def areas(rows: Numbers, side: int) -> Numbers:
     return np.asarray((bottom - top) * (right - left) / side**2)
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize("alpha", [1e-300, 1e-5, 0.1, 0.2, 0.5, 1.0])
 def test_shares_have_the_mean_and_spread_of_a_beta_distribution(alpha: float) -> None:
     found = betas(1, MANY, alpha)
     assert found.min() >= 0

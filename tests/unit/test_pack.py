@@ -267,6 +267,48 @@ def test_data_without_a_validation_part_stay_whole(tmp_path: Path) -> None:
     assert described(open_index(part, tmp_path / "tars")) == described(open_index(part, tmp_path / "source"))
 
 
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_a_share_of_data_without_a_validation_part_is_packed_whole(count: int, tmp_path: Path) -> None:
+    for number in range(count):
+        save(tmp_path / "source" / "ab"[number % 2] / f"{number}.jpg", number)
+    assert len(open_source(DATA, tmp_path / "source").training) == count
+    some = open_source(Files(name="images", use=0.25), tmp_path / "source")
+    assert (len(some.training), len(some.validation)) == (max(min(count, 2), count // 4), 0)
+    assert make_pack(some, tmp_path / "pack", processes=1).images == len(some.training)
+    assert described(open_source(DATA, tmp_path / "pack")) == described(some)
+
+
+def test_what_a_jpeg_cannot_hold_or_show_is_kept_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "source" / "a"
+    folder.mkdir(parents=True)
+    Image.new("RGB", (70_000, 4)).save(folder / "wide.png")
+    Image.fromarray(np.full((40, 30), 0.5, np.float32)).save(folder / "numbers.tiff")
+    Image.fromarray(np.full((40, 30), 40_000, np.uint16)).save(folder / "grey.png", compress_level=0)
+    source = open_source(DATA, tmp_path / "source")
+    make_pack(source, tmp_path / "pack", Smaller(max_side=None, quality=90), processes=1)
+    found = open_source(DATA, tmp_path / "pack")
+    by_key = {key: content(found.folder, found.training, number) for number, key in enumerate(found.training.keys)}
+    assert by_key["wide"] == (folder / "wide.png").read_bytes()
+    assert by_key["numbers"] == (folder / "numbers.tiff").read_bytes()
+    assert by_key["grey"][:2] == b"\xff\xd8"
+    assert abs(np.frombuffer(pixels(by_key["grey"]), np.uint8).astype(int) - (40_000 >> 8)).max() <= 1
+
+
+@pytest.mark.parametrize("turn", [1, 6])
+def test_a_tiff_is_upright_in_a_smaller_pack(turn: int, tmp_path: Path) -> None:
+    (tmp_path / "source" / "a").mkdir(parents=True)
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    Image.fromarray(noise(3)).save(tmp_path / "source" / "a" / "x.tif", exif=exif)
+    make_pack(open_source(DATA, tmp_path / "source"), tmp_path / "pack", Smaller(max_side=32), processes=1)
+    found = open_source(DATA, tmp_path / "pack")
+    row = found.training.rows[0]
+    assert (int(row["width"]), int(row["height"])) == ((24, 32) if turn == 6 else (32, 24))
+    assert not int(row["flags"]) & (Flag.TURNED | Flag.ACROSS)
+    stored = Image.open(io.BytesIO(content(found.folder, found.training, 0)))
+    assert stored.getexif().get(0x0112, 1) == 1
+
+
 def test_a_pack_becomes_files_again(index: Index, packed: Path, tmp_path: Path) -> None:
     made = to_folder(open_source(DATA, packed), tmp_path / "files")
     again = open_index(DATA, tmp_path / "files")

@@ -288,6 +288,8 @@ def test_a_step_is_cut_into_micro_batches_and_rounds(
         (10, 16, "8", "flow", 5, 10),
         (1000, 100, "0.1", "flow", 1, 1000),
         (1000, 10, "0.29", "flow", 29, 1000),  # 0.29 x 1000 is 290 exactly, though not in floating point
+        (1_281_167, 256, str(5 * 256 / 1_281_167), "flow", 5, 1_281_167),  # a little less, for the same reason
+        (1_281_167, 256, "0.00099908911172", "flow", 4, 1_281_167),
     ],
 )
 def test_total_steps_count_whole_steps_and_at_least_one(

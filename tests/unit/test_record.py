@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gc
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,20 @@ from paceline.errors import Broken, RunError, SpecError
 from paceline.machine import Machine
 from paceline.placement import Placement
 from paceline.recipe import Recipe
-from paceline.record import LOG, PLAN, RECORD, Row, Run, latest, numbers_of, rows_of, start_row, store_plan, stored_plan
+from paceline.record import (
+    LOG,
+    PLAN,
+    RECORD,
+    Row,
+    Run,
+    json_text,
+    latest,
+    numbers_of,
+    rows_of,
+    start_row,
+    store_plan,
+    stored_plan,
+)  # fmt: skip
 from paceline.sink import Several, Sink
 from paceline.sink.csv import Csv
 
@@ -57,6 +71,33 @@ def test_a_last_line_that_a_kill_tore_is_passed_over_and_then_cut(torn: str, tmp
     again.write("report", step=3)
     again.close()
     assert [json.loads(line)["step"] for line in (tmp_path / RECORD).read_text().splitlines()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("torn", [b'{"kind": "rep', b'{"kind": "report", "step": 1}', b"\xc3", b""])
+def test_whoever_writes_beside_the_training_does_not_lose_a_row_behind_a_torn_line(torn: bytes, tmp_path: Path) -> None:
+    (tmp_path / RECORD).write_bytes(b'{"kind": "report", "step": 0}\n' + torn)
+    (tmp_path / LOG).write_bytes(b"a line\n" + torn)
+    run = Run(tmp_path, writer=False)
+    run.writer = True  # as validate and average do, which leave the lock to whoever trains
+    run.write("validation", step=2)
+    run.write("validation", step=3)
+    run.log("another line")
+    whole = [1] if torn.endswith(b"}") else []
+    assert [row["step"] for row in rows_of(tmp_path)] == [0, *whole, 2, 3]
+    assert (tmp_path / RECORD).read_bytes().count(b"\n") == 3 + bool(torn)
+    assert (tmp_path / LOG).read_bytes().splitlines()[-1].endswith(b" another line")
+
+
+def test_numbers_that_are_not_finite_are_null_in_json(tmp_path: Path) -> None:
+    odd = {"loss": math.nan, "list": [math.inf, 1.5, (-math.inf, 2)], "deep": {"a": math.nan, "b": "NaN"}, "c": None}
+    mended = {"loss": None, "list": [None, 1.5, [None, 2]], "deep": {"a": None, "b": "NaN"}, "c": None}
+    assert json.loads(json_text(odd)) == mended
+    assert json_text({"a": [math.nan]}, indent=1) == '{\n "a": [\n  null\n ]\n}'
+    run = Run(tmp_path, writer=True)
+    row = run.write("report", step=1, **odd)
+    run.close()
+    assert math.isnan(row["loss"])  # who shows it can tell that it is not finite
+    assert rows_of(tmp_path) == [{"kind": "report", "step": 1, **mended}]
 
 
 def test_a_line_that_is_no_row_is_passed_over(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -118,17 +119,41 @@ def test_objects_belong_to_their_images(made: Path, kind: str) -> None:
     assert len(table.objects) == sum(len(objects[key]) for key in table.keys)
 
 
-def test_shares_are_chosen_by_key_and_so_alike_in_every_format(made: Path) -> None:
-    settings = files(classes=5, validation="20%", use="50%")
-    indexes = [open_index(settings, made / f"{kind}-whole") for kind in WRITERS]
+def test_shares_are_chosen_by_key_and_label_and_so_alike_in_every_format(tmp_path: Path) -> None:
+    right = [picture for picture in PICTURES if picture.wrong_label is None]  # which folders cannot say otherwise
+    for kind, write in WRITERS.items():
+        write(right, tmp_path / kind, validation=0)
+    indexes = [open_index(files(validation="20%", use="50%"), tmp_path / kind) for kind in WRITERS]
     judged = [set(index.validation.keys) for index in indexes]
     trained = [set(index.training.keys) for index in indexes]
     assert judged[0] == judged[1] == judged[2]
     assert trained[0] == trained[1] == trained[2]
     assert not judged[0] & trained[0]
-    assert 12 <= len(judged[0]) <= 36
-    assert 30 <= len(trained[0]) <= 65
-    assert trained[0] < set(open_index(files(classes=5, validation="20%"), made / "folder-whole").training.keys)
+    assert np.bincount(indexes[0].validation.rows["label"]).tolist() == [5, 5, 5, 5, 5]
+    assert np.abs(np.bincount(indexes[0].training.rows["label"]) - 9.5).max() <= 0.5
+    assert trained[0] < set(open_index(files(validation="20%"), tmp_path / "folder").training.keys)
+
+
+@pytest.mark.parametrize(("share", "judged"), [("20%", [0, 1, 1, 8]), ("90%", [0, 1, 2, 36]), ("1%", [0, 1, 1, 1])])
+def test_each_class_gives_its_share_and_keeps_an_image(tmp_path: Path, share: str, judged: list[int]) -> None:
+    for label, count in enumerate((1, 2, 3, 40)):
+        for number in range(count):
+            place = tmp_path / "data" / class_name(label) / f"{label}-{number}.jpg"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(PICTURES[20].bytes)
+    index = open_index(files(validation=share), tmp_path / "data")
+    assert np.bincount(index.validation.rows["label"], minlength=4).tolist() == judged
+    less = open_index(files(validation=share, use="2%"), tmp_path / "data")
+    assert np.bincount(less.training.rows["label"]).tolist() == [1, 1, 1, 1]
+    assert same(less, open_index(files(validation=share, use="2%"), tmp_path / "data"))
+
+
+def test_classes_of_one_image_each_cannot_be_judged(tmp_path: Path) -> None:
+    for label in range(3):
+        (tmp_path / class_name(label)).mkdir()
+        (tmp_path / class_name(label) / f"{label}.jpg").write_bytes(PICTURES[20].bytes)
+    with pytest.raises(DataError, match="no class has two images"):
+        open_index(files(validation="50%"), tmp_path)
 
 
 def test_images_of_one_name_in_every_class_are_split_one_by_one(tmp_path: Path) -> None:
@@ -139,7 +164,7 @@ def test_images_of_one_name_in_every_class_are_split_one_by_one(tmp_path: Path) 
             place.write_bytes(PICTURES[20].bytes)
     index = open_index(files(validation="25%"), tmp_path / "data")
     assert len(set(index.validation.keys)) == 10
-    assert 30 <= len(index.validation) <= 70
+    assert np.isin(np.bincount(index.validation.rows["label"]), (2, 3)).all()
     for key in set(index.validation.keys):
         assert sum(key == other for other in index.validation.keys) < 20
     ranks = list(zip(index.training.keys, index.training.rows["label"], strict=True))
@@ -204,6 +229,15 @@ def test_other_settings_make_another_index_from_the_same_scan(made: Path, scanne
     assert len(list((folder / ".paceline").glob("index-*.bin"))) == 2
 
 
+def test_a_scan_is_kept_where_the_settings_are_refused(made: Path, scanned: list[str], tmp_path: Path) -> None:
+    folder = shutil.copytree(made / "folder-whole", tmp_path / "data")
+    with pytest.raises(DataError, match=r"write data\.validation=10%"):
+        open_index(files(), folder)
+    assert len(scanned) == 6
+    open_index(files(validation=0.1), folder)
+    assert len(scanned) == 6
+
+
 def test_one_process_scans_and_the_others_wait(made: Path, scanned: list[str], tmp_path: Path) -> None:
     folder = shutil.copytree(made / "folder", tmp_path / "data", ignore=shutil.ignore_patterns(".*"))
     together = threading.Barrier(4)
@@ -235,15 +269,19 @@ def test_data_that_cannot_be_written_to_are_indexed_in_the_cache(
     assert scanned == []
 
 
-def test_where_nothing_can_be_written_the_index_stays_in_memory(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_where_nothing_else_can_be_written_the_index_lies_among_temporary_files(
+    made: Path, scanned: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(made / "folder", tmp_path / "data", ignore=shutil.ignore_patterns(".*"))
     expected = open_index(files(), folder)
     shutil.rmtree(folder / ".paceline")
     (folder / ".paceline").write_text("")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.setenv("PACELINE_CACHE", str(folder / ".paceline" / "below a file"))
-    assert same(open_index(files(), folder), expected)
+    for _ in range(2):
+        assert same(open_index(files(), folder), expected)
+    assert len(scanned) == 2 * len(set(scanned))  # once each time that the index was made
 
 
 def test_a_damaged_index_is_made_again(made: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from conftest import SMALL, make_recipe
-from paceline import shipped, spec
+from paceline import hint, shipped, spec
 from paceline.architecture import Outside
 from paceline.errors import SpecError
 from paceline.optimisation import Constant, Sgd, Stepped
@@ -17,7 +17,10 @@ from paceline.recipe import Recipe
 
 SECONDS = "depends on the machine's speed; write epochs, steps, images or %"
 LR = "expected a learning rate such as 0.1, '2^-6 per image' or '0.1 per 256 images', found "
-AMOUNT = "expected an amount with its unit (epochs, steps, images, % or seconds)"
+AMOUNT = "expected an amount with its unit (epochs, steps, images or %)"
+
+
+SECTION = "this is a section with keys of its own, found "
 
 
 def make(text: str, words: tuple[str, ...], model: type[spec.Settings]) -> None:
@@ -68,7 +71,11 @@ def fault_of(text: str, *words: str, model: type[spec.Settings] = Recipe) -> str
         ("global_batch: 16", "global_batch: 16.5", "test.yaml:4: global_batch: expected a whole number, found 16.5"),
         ("global_batch: 16", "global_batch: 0", "test.yaml:4: global_batch: input should be greater than 0, found 0"),
         ("flip: true", "flip: yes", "test.yaml:9: augment.flip: expected true or false, found 'yes'"),
-        ("augment: {pad: 1, flip: true}", "augment: 4", "test.yaml:9: augment: expected 'key: value' lines, found 4"),
+        (
+            "augment: {pad: 1, flip: true}",
+            "augment: 4",
+            "test.yaml:9: augment: this is a section with keys of its own, found 4; write augment.pad=4 ",
+        ),
         ("epochs: 1", "epochs: 1\nepochs: 2", "test.yaml:7: 'epochs' is written twice; keep one of them"),
         ("pad: 1", "pad: 1, pad: 2", "test.yaml:9: 'pad' is written twice; keep one of them"),
         ("global_batch: 16\n", "", "test.yaml:2: recipe needs 'global_batch'"),
@@ -98,7 +105,7 @@ def fault_of(text: str, *words: str, model: type[spec.Settings] = Recipe) -> str
         ),
         ("side: 8", "side: 8, mean: [0, red]", "test.yaml:3: data.mean.1: expected a number, found 'red'"),
         ("side: 8", "side: 8, mean: 0.5", "test.yaml:3: data.mean: expected a list, such as [a, b], found 0.5"),
-        ("model: resnet8", "model: null", "test.yaml:2: model: expected 'key: value' lines, found null"),
+        ("model: resnet8", "model: null", "test.yaml:2: model: expected a name, such as alexnet or "),
         ("model: resnet8", "? [a]\n: 3", "test.yaml:2: a key must be a plain word"),
         ("epochs: 1", "epochs: 1e999", "test.yaml:6: epochs: "),
     ],
@@ -113,7 +120,28 @@ def test_a_fault_on_a_page_says_the_line_and_what_to_write(old: str, new: str, s
     ("word", "start"),
     [
         ("epoch=3", "'epoch=3': recipe has no 'epoch'; did you mean 'epochs'?"),
-        ("optimiser.rate=3", "'optimiser.rate=3': optimiser: momentum has no 'rate'; there is lr, momentum, name, "),
+        ("optimiser.rate=3", "'optimiser.rate=3': optimiser: momentum has no 'rate'; did you mean 'optimiser.lr'?"),
+        ("lr=0.1", "'lr=0.1': recipe has no 'lr'; did you mean 'optimiser.lr'?"),
+        ("mixup=0.2", "'mixup=0.2': recipe has no 'mixup'; did you mean 'mix.mixup'?"),
+        ("momentum=1", "'momentum=1': recipe has no 'momentum'; did you mean 'norm.momentum' or 'optimiser.momentum'?"),
+        ("augment.mixup=0.2", "'augment.mixup=0.2': augment: augment has no 'mixup'; did you mean 'mix.mixup'?"),
+        ("smoothing=0.1", "'smoothing=0.1': recipe has no 'smoothing'; did you mean 'loss.label_smoothing'?"),
+        ("batch_size=32", "'batch_size=32': recipe has no 'batch_size'; did you mean 'global_batch'?"),
+        ("ema=0.99", "'ema=0.99': recipe has no 'ema'; did you mean 'average.decay'?"),
+        ("optimizer.lr=0.1", "'optimizer.lr=0.1': recipe has no 'optimizer'; did you mean 'optimiser'?"),
+        ("a.b.c=1", "'a.b.c=1': recipe has no 'a'; there is about, "),
+        ("optimiser..lr=1", "'optimiser..lr=1': expected key=value, such as"),
+        (".=1", "'.=1': expected key=value, such as"),
+        ("data.evaluation.short=8", "'data.evaluation.short=8': data: made has no 'evaluation'; there is channels, "),
+        (
+            "optimiser=3",
+            "'optimiser=3': optimiser: expected a name, such as sgd or momentum or rmsprop or lars, found 3",
+        ),
+        ("weight_decay=1e-4", f"'weight_decay=1e-4': weight_decay: {SECTION}0.0001; write weight_decay.rate=0.0001"),
+        ("clip=1", f"'clip=1': clip: {SECTION}1; write clip.value=1 or clip.norm=1 or clip.adaptive=1"),
+        ("init=runs/a", f"'init=runs/a': init: {SECTION}'runs/a'; write init.from=runs/a"),
+        ("evaluate=never", f"'evaluate=never': evaluate: {SECTION}'never'; write evaluate.every=... or evaluate."),
+        ("schedule.warmup=5", f"'schedule.warmup=5': schedule.warmup: {AMOUNT}, such as '5 epochs'"),
         ("optimiser.name=sdg", "'optimiser.name=sdg': optimiser: no optimiser is named 'sdg'; did you mean 'sgd'?"),
         ("optimiser=sdg", "'optimiser=sdg': optimiser: no optimiser is named 'sdg'; did you mean 'sgd'?"),
         ("optimiser=sgd", "'optimiser=sgd': optimiser: sgd needs 'lr'"),
@@ -165,7 +193,8 @@ def test_a_fault_in_an_override_quotes_it(word: str, start: str) -> None:
     ("word", "start"),
     [
         ("replica=3", "'replica=3': placement has no 'replica'; did you mean 'replicas'?"),
-        ("device=gpu", "'device=gpu': device: expected auto or cpu or cuda or mps, found 'gpu'"),
+        ("device=gpu", "'device=gpu': device: expected auto or cpu or cuda or mps, found 'gpu'; did you mean 'cuda'?"),
+        ("save=5", "'save=5': save: expected an amount with its unit (epochs, steps, images, % or seconds), such as"),
         ("replicas=many", "'replicas=many': replicas: expected "),
         ("replicas=0", "'replicas=0': replicas: "),
         ("micro_batch=1.5", "'micro_batch=1.5': micro_batch: expected "),
@@ -201,12 +230,70 @@ def test_impossible_numbers_are_faults_of_the_settings_not_of_the_program(word: 
     assert message.startswith(f"'{word}': "), message
 
 
+@pytest.mark.parametrize(
+    ("word", "end"),
+    [
+        ("precision=bf16", "'16.32' (bfloat16 arithmetic with 32-bit weights; float16 is fp16.32)?"),
+        ("precision=16", "'16.32' (bfloat16 arithmetic with 32-bit weights; float16 is fp16.32)?"),
+        ("precision=fp16", "'fp16.32' (float16 arithmetic with 32-bit weights)?"),
+        ("precision=32", "'32.32' (float32 arithmetic and weights)?"),
+    ],
+)
+def test_a_precision_that_others_name_is_told_ours(word: str, end: str) -> None:
+    assert fault_of("", word, model=Placement).endswith(f"; did you mean {end}")
+
+
+@pytest.mark.parametrize("digits", [4300, 4301, 5000])
+@pytest.mark.parametrize("key", ["global_batch", "epochs", "report", "tail"])
+def test_a_number_of_very_many_digits_is_one_short_line(key: str, digits: int) -> None:
+    nines = "9" * digits
+    for message in (fault_of(SMALL, f"{key}={nines}x"), fault_of(SMALL.replace("model: resnet8", f"model: {nines}"))):
+        assert len(message) < 1000
+    if digits > 4300:
+        assert (
+            fault_of(SMALL, f"seed={nines}").partition(": ")[2].startswith("seed: expected a whole number, found '99")
+        )
+
+
+def test_a_section_for_another_file_is_sent_there() -> None:
+    tree = spec.read(SMALL + "on: {precision: 16.32}\n", "test.yaml")
+    with pytest.raises(SpecError) as caught:
+        spec.build(Recipe, tree, ["on.precision"])
+    assert str(caught.value) == (
+        "test.yaml:11: recipe has no 'on'; put its keys into a file given with --on FILE, or write on.KEY=VALUE"
+    )
+
+
+def test_a_key_of_another_kind_is_not_looked_for_elsewhere() -> None:
+    message = fault_of(SMALL, "optimiser={name: sgd, lr: 1, momentum: 0.9}")
+    assert message.endswith("optimiser: sgd has no 'momentum'; there is lr, name")
+
+
+def test_a_prefix_is_no_part_of_the_key_and_stays_in_the_message() -> None:
+    tree = spec.Tree()
+    spec.override(tree, "on.replicas=2", Placement, prefix="on.")
+    assert tree.values == {"replicas": 2}
+    assert tree.place(("replicas",)) == "'on.replicas=2'"
+
+
+def test_the_addresses_of_a_recipe_are_those_of_the_kinds_it_names() -> None:
+    every, named = spec.addresses(Recipe), spec.addresses(Recipe, {"optimiser": {"name": "sgd"}})
+    assert {"epochs", "optimiser", "optimiser.lr", "optimiser.trust", "data.evaluation.short"} <= set(every)
+    assert "optimiser.lr" in named
+    assert "optimiser.trust" not in named
+    assert len(set(every)) == len(every)
+
+
 def test_text_with_forbidden_characters_is_not_yaml() -> None:
     assert fault_of("about: a\x07b\n").startswith("test.yaml:1: this is not YAML")
 
 
-def test_an_empty_page_lacks_the_first_needed_key_and_counts_the_others() -> None:
-    assert fault_of("") == "test.yaml: recipe needs 'model' (and 4 more)"
+def test_a_page_that_lacks_keys_is_told_all_of_them() -> None:
+    assert fault_of("") == "test.yaml: recipe needs 'model', 'global_batch', 'epochs', 'optimiser', 'schedule'"
+    assert fault_of(SMALL.replace("{name: momentum, lr: 0.1}", "sgd").replace("epochs: 1\n", "")) == (
+        "test.yaml:2: recipe needs 'epochs' (and 1 more)"
+    )
+    assert fault_of(SMALL, "optimiser={name: adamw, lr: 1, betas: []}").endswith("values in this list (and 1 more)")
 
 
 def test_a_page_that_is_a_list_is_refused() -> None:
@@ -237,6 +324,8 @@ def test_the_place_of_a_value_is_its_line_or_that_of_what_holds_it() -> None:
     assert tree.place(("b", "d", 1)) == "page.yaml:5"
     assert tree.place(("b", "missing", "deeper")) == "page.yaml:2"
     assert tree.place(("missing",)) == "page.yaml:1"
+    spec.override(tree, "e.f.g=1", Recipe)
+    assert tree.place(("e",)) == tree.place(("e", "f")) == "'e.f.g=1'"
     assert spec.Tree().place(("missing",)) == "settings"
 
 
@@ -466,7 +555,7 @@ def test_differences_between_kinds_name_the_keys_of_both() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "choices", "hint"),
+    ("word", "choices", "said"),
     [
         ("epoch", ["epochs", "seed"], "; did you mean 'epochs'?"),
         ("zzz", ["b", "a"], "; there is a, b"),
@@ -474,8 +563,8 @@ def test_differences_between_kinds_name_the_keys_of_both() -> None:
         ("zzz", [], ""),
     ],
 )
-def test_the_nearest_choice_is_suggested_or_all_are_listed(word: str, choices: list[str], hint: str) -> None:
-    assert spec.nearest(word, choices) == hint
+def test_the_nearest_choice_is_suggested_or_all_are_listed(word: str, choices: list[str], said: str) -> None:
+    assert hint.nearest(word, choices) == said
 
 
 def test_settings_cannot_be_changed() -> None:

@@ -36,8 +36,9 @@ from paceline.data.boxes import evaluation_boxes, training_boxes
 from paceline.data.decode import decode_into
 from paceline.data.encoded import listed, open_splits
 from paceline.data.header import look
+from paceline.data.identity import digest_of
 from paceline.data.order import training_order
-from paceline.data.stream import filler
+from paceline.data.stream import EvaluationCuts, filler
 from paceline.data.workers import Chunk, Processes
 from paceline.dataset import Files
 from paceline.errors import DataError, PlanError, ReadFailed, SpecError
@@ -363,12 +364,44 @@ def test_a_cache_changes_nothing(folder: Path) -> None:
         assert same(judged(cached, folder), judged(plain, folder))
 
 
-def test_worker_processes_share_the_budget_of_the_cache(folder: Path) -> None:
-    plan = file_plan(folder, "on.loader_threads=5", "on.cache=1000 KB")
+def test_a_worker_process_may_fill_the_cache_of_its_replica_alone(folder: Path) -> None:
+    plan = file_plan(folder, *WORDS, f"on.cache={sum(len(picture.bytes) for picture in PICTURES)}")
     assert isinstance(plan.data, Files)
-    made = filler(plan, partial(open_splits, plan, plan.data, folder))
-    assert {split.cache.room for split in made._splits.values()} == {200_000}
-    assert len({id(split.cache) for split in made._splits.values()}) == 1
+    opens = partial(open_splits, plan, plan.data, folder)
+    splits = opens()
+    made = filler(plan, opens, digest_of(*(part.table for part in splits)), splits[0].cache)
+    for part in splits:
+        numbers = np.arange(part.count)
+        boxes, mirrored = EvaluationCuts(plan, part).cut(numbers, numbers)
+        into = np.empty((part.count, 16, 16, 3), np.uint8)
+        assert made(Chunk(part.split, numbers, boxes, mirrored, None), into) == []
+        assert all(part.cache.take(part.split, number) == part._read(number) for number in range(part.count))
+
+
+def test_data_that_change_before_worker_processes_open_them_are_refused(tmp_path: Path) -> None:
+    folder = write_folder(PICTURES, tmp_path / "data", 1 / 7)
+    plan = file_plan(folder, *WORDS, "on.loader_threads=5")
+    with loading(plan, folder) as loader:
+        first = next((folder / "train").iterdir())
+        (first / "a new one.JPEG").write_bytes(PICTURES[-1].bytes)
+        told = f"^{folder}: the data have changed since the run began; start again$"
+        with pytest.raises(DataError, match=told), closing(loader.training(0)) as shares:
+            next(shares)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_images_that_were_mended_before_a_resume_do_not_count(tmp_path: Path, replicas: int) -> None:
+    """Those of this kind keep their length when they are mended."""
+    words = (*WORDS, f"data.max_bad={2 / len(PICTURES)}", f"on.replicas={replicas}")
+    run = tmp_path / "run"
+    run.mkdir()
+    folders = [spoil(tmp_path / str(number), *which, how="corrupt") for number, which in enumerate([(1, 5), (5, 9)])]
+    for folder in folders:
+        trained(file_plan(folder, *words), folder, 0, 3, run)
+    assert sorted(int(row["image"]) for row in listed(run)) == [1, 5, 9]
+    folder = spoil(tmp_path / "worse", 5, 9, 12, how="corrupt")
+    with pytest.raises(DataError, match=r"with it 3 images cannot be decoded, and data\.max_bad allows 2"):
+        trained(file_plan(folder, *words), folder, 0, 3, run)
 
 
 def test_batches_of_worker_processes_may_grow_and_shrink() -> None:

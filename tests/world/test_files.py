@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,7 +142,7 @@ def test_600_pictures_with_every_pitfall_are_one_run_in_every_format(tmp_path: P
         )
         status, out, errors = training.end(600)
         assert (status, errors) == (0, "")
-        assert "6 images cannot be decoded and were replaced by their neighbours" in out
+        assert "6 damaged images were replaced by a neighbour" in out
         bad.append(sorted((row["split"], row["image"], row["reason"]) for row in listed(run)))
         runs.append((lessons(run), fingerprint(run)))
     for kind, found, others, learnt in zip(FORMATS, seen, bad, runs, strict=True):
@@ -204,6 +206,21 @@ def test_too_many_bad_images_end_a_run_with_one_line(work: Path) -> None:
     assert set(row) == {"split", "image", "name", "path", "offset", "reason"}
 
 
+def test_a_signal_to_every_process_of_a_run_saves_it_whoever_decodes(work: Path) -> None:
+    words = train("run", "epochs=500", "on.save=3 steps", "on.loader_threads=5")
+    training = subprocess.Popen(
+        [sys.executable, "-m", "paceline", *words], cwd=work, env=environment(), start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while newest_step(work / "run") < 3:
+        assert training.poll() is None, training.communicate()
+        time.sleep(0.01)
+    os.killpg(training.pid, signal.SIGTERM)
+    _, errors = training.communicate(timeout=120)
+    assert (training.returncode, errors) == (75, "")
+    assert rows_of(work / "run")[-1]["step"] == newest_step(work / "run")
+
+
 @pytest.mark.long
 def test_replicas_end_with_that_one_line_too(work: Path) -> None:
     status, _, errors = start(work, *train("run", "data.max_bad=0", "--replicas", "2")).end()
@@ -219,7 +236,7 @@ def test_a_killed_run_lists_bad_images_once_and_goes_on_exactly(work: Path, repl
     whole = start(work, *train("whole", *words))
     status, out, _ = whole.end()
     assert status == 0
-    assert f"{BAD} images cannot be decoded and were replaced by their neighbours: whole/{QUARANTINE}" in out
+    assert f"{BAD} damaged images were replaced by a neighbour: whole/{QUARANTINE}" in out
     part = start(work, *train("run", *words))
     part.wait_until(part.saved(9))
     part.kill()

@@ -69,6 +69,20 @@ def test_replicas_stop_together_and_the_run_goes_on_alone(tmp_path: Path) -> Non
     assert rows_of(training.run)[-1]["kind"] == "end"
 
 
+def test_replicas_leave_a_validation_together(tmp_path: Path) -> None:
+    recipe = write_small(
+        tmp_path, data="{name: generated, images: 96, validation_images: 400000, classes: 10, side: 8}"
+    )
+    training = Training(tmp_path, "train", recipe, "--out", "run", "--replicas", "2")
+    training.wait_until(lambda: any(row["kind"] == "report" and row["step"] == 6 for row in rows_of(training.run)))
+    training.process.send_signal(signal.SIGTERM)
+    status, _, errors = training.end()
+    assert (status, errors) == (75, "")
+    rows = rows_of(training.run)
+    assert (rows[-1]["kind"], rows[-1]["step"], newest_step(training.run)) == ("interrupted", 6, 6)
+    assert not any(row["kind"] == "validation" for row in rows)
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_killed_replica_ends_the_run_with_one_line_and_loses_nothing_saved(tmp_path: Path, which: int) -> None:
     words = ["train", write_small(tmp_path, **LONG), "--out", "run", "on.save=20 steps", "--replicas", "2"]

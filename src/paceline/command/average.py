@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,12 +9,15 @@ from typing import TYPE_CHECKING
 from paceline import checkpoint
 from paceline.command.job import Job, run_replicas
 from paceline.command.resume import stored_job
-from paceline.command.show import show_rows
+from paceline.command.show import counted, show_rows
 from paceline.errors import RunError, SpecError
-from paceline.record import Row, Run
+from paceline.record import Row, Run, json_text
 
 if TYPE_CHECKING:
-    from paceline.train.average import Method
+    from paceline.train.average import Blended, Method
+
+_ROOM = 20
+"""Letters for the steps of an average in a table that fits 80 columns."""
 
 
 def run(
@@ -25,18 +27,18 @@ def run(
     """Average, judge, write RUN/averaged and print what came out beside the last checkpoint."""
     _check(last, decay, recalibrate)
     job = stored_job(folder, ["on.replicas=auto", "on.micro_batch=auto", *words], data)
-    steps = steps_to_average(folder, last)
+    steps_to_average(folder, last)  # what is not there is told before torch is loaded
     started = run_replicas(job)
     if started is not None:
         return started
     from paceline.train.average import Method
 
-    rows = make(job, Run(folder, writer=False), steps, Method(decay, recalibrate))
+    rows = make(job, Run(folder, writer=False), last, Method(decay, recalibrate))
     if job.launch is None or job.launch.rank == 0:
         if as_json:
-            print(json.dumps(rows[-1], indent=1))
+            print(json_text(rows[-1], indent=1))
         else:
-            _show(rows)
+            _show(rows, last)
             print(
                 f"\n{folder / 'averaged'}; train from it with init.from={folder / 'averaged' / 'network.safetensors'}"
             )
@@ -57,31 +59,52 @@ def steps_to_average(folder: Path, last: int | None) -> list[int]:
     return saved[-last:] if last else saved
 
 
-def make(job: Job, run: Run, steps: list[int], method: Method) -> list[Row]:
+def make(job: Job, run: Run, last: int | None, method: Method) -> list[Row]:
     """The last checkpoint judged, then the average of all."""
     from paceline.data.loader import open_loader
-    from paceline.train.average import average
+    from paceline.train.average import Blended, average
     from paceline.train.evaluate import judge
     from paceline.train.session import settle_torch
-    from paceline.train.state import fresh, restore
+    from paceline.train.state import fresh
+    from paceline.train.taken import give
     from paceline.world import join
 
     plan = job.plan
     settle_torch(plan)
     world = join(plan, job.launch)
-    steps = world.agree(steps)
     loader = open_loader(plan, job.data_folder, world.replica, world.device)
     state = fresh(plan, world)
     run.writer = world.first
-    name = checkpoint.name_of(steps[-1])
-    restore(state, checkpoint.read(run.checkpoints / name), name)
+    made = _blended(run, last, method) if world.first else Blended()
+    made.steps = world.agree(made.steps)
+    give(world, state, made.steps[-1], made.last if world.first else None)
     found = judge(plan, world, state, loader)
-    made = average(plan, world, run, state, loader, steps, method, found["top1"])
+    row = average(plan, world, run, state, loader, made, method, found["top1"])
     world.wait_for_all()
     world.close()
-    what = "last checkpoint, its moving average" if found.get("averaged") else "last checkpoint"
-    before: Row = {"method": what, "steps": steps[-1:], **found}
-    return [before, {key: value for key, value in made.items() if key != "kind"}]
+    what = "last, moving average" if found.get("averaged") else "last checkpoint"
+    before: Row = {"method": what, "steps": made.steps[-1:], **found}
+    return [before, {key: value for key, value in row.items() if key != "kind"}]
+
+
+def _blended(run: Run, last: int | None, method: Method) -> Blended:
+    """The checkpoints as one network; where a run that trains removes one of them meanwhile, they are chosen anew."""
+    from paceline.train.average import Blended, read_and_blend
+    from paceline.train.taken import AGAIN, removed
+
+    made = Blended()
+    for _ in range(AGAIN):
+        steps = steps_to_average(run.folder, last)
+        made = read_and_blend(run, steps, method)
+        if not removed(run.checkpoints, [step for step in steps if step not in made.steps]):
+            break
+    for fault in made.faults:
+        print(f"passed over: {fault}", file=sys.stderr)
+    if not made.steps:
+        raise RunError(
+            f"{run.folder}: no checkpoint of a trained step is whole; go on with: paceline resume {run.folder}"
+        )
+    return made
 
 
 def _check(last: int | None, decay: float | None, recalibrate: int | None) -> None:
@@ -95,14 +118,27 @@ def _check(last: int | None, decay: float | None, recalibrate: int | None) -> No
         raise SpecError(f"--recalibrate {recalibrate}: expected a number of images, such as --recalibrate 10000")
 
 
-def _show(rows: list[Row]) -> None:
-    shown = []
-    for row in rows:
-        how = row["method"] if row.get("decay") is None else f"{row['method']}, decay {row['decay']:g}"
-        anew = row.get("recalibrated_images")
-        how += f", statistics of {anew:,} images" if anew else ""
-        steps = ", ".join(map(str, row["steps"]))
-        accuracies = {key: f"{row[key]:.2%}" for key in ("top1", "top5")}
-        shown.append({"weights": how, "steps": steps, **accuracies, "loss": row["loss"], "images": row["images"]})
-    show_rows(shown, False)
+def _show(rows: list[Row], last: int | None) -> None:
+    shown = [
+        {"weights": _how(row), "steps": _steps(row["steps"])}
+        | {key: row[key] for key in ("top1", "top5", "loss", "images")}
+        for row in rows
+    ]
+    show_rows(shown, as_json=False)
+    steps, anew = rows[-1]["steps"], rows[-1]["recalibrated_images"]
+    if anew:
+        print(f"\nRunning statistics are those of {counted(anew, 'training image')}.")
+    if len(steps) == 1:
+        more = "write a larger --last" if last == 1 else "train with a larger on.keep_last"
+        print(f"\nThis is the checkpoint of step {steps[0]} alone; to average several, {more}.")
     sys.stdout.flush()
+
+
+def _how(row: Row) -> str:
+    return str(row["method"]) if row.get("decay") is None else f"{row['method']}, decay {row['decay']:g}"
+
+
+def _steps(steps: list[int]) -> str:
+    """All of them, or the first and the last of more than a table has room for."""
+    listed = ", ".join(map(str, steps))
+    return listed if len(listed) <= _ROOM else f"{steps[0]} to {steps[-1]} ({len(steps)})"

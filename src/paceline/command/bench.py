@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,17 @@ from paceline.data.scan import open_index
 from paceline.data.table import Flag
 from paceline.dataset import Files
 from paceline.errors import SpecError
+from paceline.record import json_text
 
 if TYPE_CHECKING:
     from paceline.data.rates import Rates, Sample
 
 AS_IT_IS, PACK, PRESET, DEVICE = "as it is", "lossless pack", "pack --max-side 500 --quality 90", "on.decoder=gpu"
 ROUNDS = 5
-"""How many times each rate is measured, in turn with the others."""
+"""How many times each rate is measured at most, in turn with the others."""
+BUDGET = 30.0
+"""Seconds that everything may take on any machine, while a measurement takes up to one: rounds that do not fit are left
+out, but for the first."""
 _WORTH = 1.1
 """A remedy that gives less is not worth the sentence."""
 
@@ -45,12 +49,13 @@ def run(
         facts = _measured(job, images, seconds, tell) | {"load_before": load, "cores": job.machine.cores}
     facts["sentence"] = sentence(facts)
     if as_json:
-        print(json.dumps(facts, indent=1))
+        print(json_text(facts, indent=1))
         return
     show_rows([_row(rates, facts) for rates in facts["rates"]], as_json=False)
     console().print(
         f"\nImages a second of {facts['images']:,} images, which were read once before (warm cache); read, decode and "
-        f"whole each include what stands before them.{busy(load, job.machine.cores)}\n{facts['sentence']}",
+        f"whole each include what stands before them. Each is the best of {facts['rounds']}."
+        f"{busy(load, job.machine.cores)}\n{facts['sentence']}",
         markup=False, soft_wrap=True,
     )  # fmt: skip
 
@@ -62,9 +67,9 @@ def busy(load: float, cores: int) -> str:
 
 
 def sweep(cores: int, threads: int) -> list[int]:
-    """The thread counts to measure: 1, 2, 4 ... the cores of one replica, and the one that a run would use."""
-    doubled = [1 << power for power in range(cores.bit_length()) if 1 << power <= cores]
-    return sorted({*doubled, cores, threads})
+    """The thread counts to measure: one, half and all of the cores of one replica, and the one that a run would use."""
+    doubled = [1 << power for power in range(cores.bit_length())]
+    return sorted({1, *doubled[-2:], cores, threads})
 
 
 def _measured(job: Job, images: int, seconds: float, tell: Tell) -> dict[str, Any]:
@@ -79,25 +84,29 @@ def _measured(job: Job, images: int, seconds: float, tell: Tell) -> dict[str, An
     assert job.data_folder is not None
     settle_torch(plan)
     threads = plan.placement.loader_threads
+    ends = time.monotonic() + BUDGET * max(1.0, seconds)
+    tell("measuring", 0, ROUNDS)
     index = open_index(plan.data, job.data_folder)
-    transfer = None
+    transfer, on_device = None, list[dict[str, Any]]()
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
         sample = Sample.of(plan, index, images, Path(folder, "sample"))
         counts = sweep(max(1, job.machine.cores // plan.replicas), threads)
         todo = [(AS_IT_IS, sample, count) for count in counts]
         for what, smaller in _presets(sample):
-            todo.append((what, sample.packed(Path(folder, str(len(todo))), smaller), threads))
-        rates = _in_turn(todo, seconds, tell)
+            todo.append((what, sample.packed(Path(folder, str(len(todo))), smaller, tell=tell), threads))
         if plan.placement.device == "cuda":
             device = torch.device("cuda")
             transfer = transfer_rate(plan, device, seconds)
-            rates += _on_device(sample, threads, seconds, device)
+            on_device = _on_device(sample, threads, seconds, device)
+        rounds, rates = _in_turn(todo, seconds, ends, tell)
+        rates += on_device
     return {
         "recipe": job.name,
         "folder": str(job.data_folder),
         "format": index.kind,
         "images": sample.images,
         "warm_cache": True,
+        "rounds": rounds,
         "threads": threads,
         "side": plan.facts.side,
         "rates": rates,
@@ -107,17 +116,22 @@ def _measured(job: Job, images: int, seconds: float, tell: Tell) -> dict[str, An
     }
 
 
-def _in_turn(todo: list[tuple[str, Sample, int]], seconds: float, tell: Tell) -> list[dict[str, Any]]:
-    """The best of a few rounds of each: whatever else the machine does then falls on all of them alike."""
+def _in_turn(
+    todo: list[tuple[str, Sample, int]], seconds: float, ends: float, tell: Tell
+) -> tuple[int, list[dict[str, Any]]]:
+    """The best of a few rounds of each, and how many there were: what else the machine does falls on all alike."""
     from paceline.data.rates import best, measure
 
     found: list[list[Rates]] = [[] for _ in todo]
-    for turn in range(ROUNDS):
+    done, took = 0, 0.0
+    while done < ROUNDS and (not done or time.monotonic() + took <= ends):
+        began = time.monotonic()
         for place, (_, sample, threads) in enumerate(todo):
-            tell("measuring", turn * len(todo) + place, ROUNDS * len(todo))
+            tell("measuring", done * len(todo) + place, ROUNDS * len(todo))
             found[place].append(measure(sample, threads, seconds / ROUNDS))
-    tell("measuring", ROUNDS * len(todo), ROUNDS * len(todo))
-    return [_named(what, best(rates)) for (what, _, _), rates in zip(todo, found, strict=True)]
+        done, took = done + 1, time.monotonic() - began
+    tell("measuring", done * len(todo), done * len(todo))
+    return done, [_named(what, best(rates)) for (what, _, _), rates in zip(todo, found, strict=True)]
 
 
 def _named(what: str, rates: Rates) -> dict[str, Any]:

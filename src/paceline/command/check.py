@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.command.data import existing, progress, settings
+from paceline.command.data import existing, print_any_name, progress, settings
 from paceline.command.show import show_facts
 from paceline.data.packing import open_source
 from paceline.data.table import Index
@@ -23,6 +22,7 @@ _SHOWN = 12
 
 def run(source: Path, words: list[str], threads: int | None, as_json: bool) -> int:
     """Print a line for each bad image, then what else there is to know; 1 where any is bad."""
+    print_any_name()
     data = settings(words)
     with progress() as tell:
         index = open_source(data, existing(source), tell)
@@ -56,7 +56,7 @@ def _facts(index: Index, data: Files, kinds: Counter[str]) -> dict[str, Any]:
         "format": index.kind,
         "images": images,
         "bad_images": kinds.total(),
-        "allowed": math.ceil(data.max_bad * images),
+        "allowed": data.bad_allowed(images),
         "kinds": dict(kinds.most_common()),
         "same_key_and_label": sum(repeated(table) for _, table in parts),
         "classes": len(index.classes),
@@ -72,7 +72,7 @@ def _lines(facts: dict[str, Any]) -> dict[str, Any]:
     said |= {f"- {kind}": count for kind, count in facts["kinds"].items()}
     if bad:
         more = "a run would end: mend them, or write a larger data.max_bad" if bad > allowed else "a run replaces them"
-        said["data.max_bad allows"] = f"{allowed:,}: {more}"
+        said["bad images allowed"] = f"{allowed:,}: {more}"
     said["same key and label as another"] = facts["same_key_and_label"]
     said["classes"] = facts["classes"]
     empty = facts["classes_without_training_images"]

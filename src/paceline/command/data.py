@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,6 +98,12 @@ def existing(source: Path) -> Path:
     if not source.is_dir():
         raise DataError(f"{source}: there is no such folder; write the folder that holds the images")
     return source
+
+
+def print_any_name() -> None:
+    """Let names that the output cannot hold be shown with escapes: a name need not be UTF-8."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from rich.console import Console
 from paceline import shipped, spec
 from paceline.data import index
 from paceline.data.scan import Tell
-from paceline.dataset import Data
+from paceline.dataset import Data, Made, Shapes
+from paceline.errors import DataError, RunError
 from paceline.launch import Launch, launched
 from paceline.machine import Machine, this_machine
 from paceline.model import tables
@@ -19,6 +20,7 @@ from paceline.placement import Placement
 from paceline.plan import Plan
 from paceline.recipe import Recipe
 from paceline.reconcile import make_plan
+from paceline.record import Run
 
 DEFAULT_RECIPE = "shapes/resnet8"
 
@@ -50,7 +52,7 @@ def read_recipe(name: str, words: list[str]) -> tuple[Recipe, spec.Tree]:
     for word in words:
         if not word.startswith("on."):
             spec.override(written, word, Recipe)
-    return spec.build(Recipe, written), written
+    return spec.build(Recipe, written, [key for key in addresses() if key.startswith("on.")]), written
 
 
 def read_placement(
@@ -60,11 +62,13 @@ def read_placement(
     placed = shipped.tree("placements", page) if page else spec.Tree({}, {(): "placement"})
     for word in [*words, *flag_words(replicas, device)]:
         if word.startswith("on."):
-            spec.override(placed, word.removeprefix("on."), Placement)
-    placed.places = {
-        path: place.replace("'", "'on.", 1) if place.startswith("'") else place for path, place in placed.places.items()
-    }
-    return spec.build(Placement, placed), placed
+            spec.override(placed, word, Placement, prefix="on.")
+    return spec.build(Placement, placed, addresses()), placed
+
+
+def addresses() -> list[str]:
+    """Every word before a '=' that a recipe and a placement know."""
+    return [*spec.addresses(Recipe), *(f"on.{key}" for key in spec.addresses(Placement))]
 
 
 def flag_words(replicas: int | None, device: str | None) -> list[str]:
@@ -83,12 +87,35 @@ def make_job(
     """
     recipe, written = read_recipe(name, words)
     placement, placed = read_placement(page, words, replicas, device)
+    check_folder(name, recipe.data, data)
     if look or data is not None or not index.is_known(recipe.data):
         found, folder = index.locate(recipe.data, index.given_folder(data), tell_progress())
     else:
         assert recipe.data is not None
         found, folder = recipe.data, None
+    for key in found.model_fields_set - (recipe.data.model_fields_set if recipe.data else set()):
+        written.places["data", key] = "found"
     return plan_job(name, recipe.model_copy(update={"data": found}), placement, folder, written, placed)
+
+
+def check_folder(name: str, data: Data | None, folder: Path | None) -> None:
+    """Refuse a folder of --data that the recipe would pass over, and a file in its place."""
+    if folder is not None and isinstance(data, Shapes | Made):
+        raise DataError(
+            f"--data {folder}: {name} draws its own images ({data.name}); for those in a folder write another recipe, "
+            f"as in: paceline train images/resnet18 --data {folder}; or data=images after this one"
+        )
+    if folder is not None and folder.is_file():
+        labels = f", and data.labels={folder.name} the file" if folder.suffix in (".csv", ".json") else ""
+        raise DataError(
+            f"{folder}: this is a file; --data takes the folder of the images, here {folder.parent}{labels}"
+        )
+
+
+def check_apart(out: Path | None, data: Path | None) -> None:
+    """Refuse a run folder among the images, where the next look at them would find it."""
+    if out is not None and data is not None and out.resolve().is_relative_to(data.resolve()):
+        raise RunError(f"--out {out} is in the folder of the images, {data}; choose a folder outside it")
 
 
 def plan_job(
@@ -105,6 +132,8 @@ def plan_job(
 
 def run_job(job: Job, folder: Path, words: list[str]) -> int:
     """Train in this process, or start the replicas; `words` is the command that each of them runs."""
+    if job.launch is None:
+        Run(folder, writer=True).close()  # a folder in use is refused here, many seconds before torch is loaded
     started = run_replicas(job, words)
     if started is not None:
         return started

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from paceline import spec
-from paceline.command.job import make_job, read_words
+from paceline.command.job import Job, make_job, read_words
 from paceline.command.show import show_facts
+from paceline.dataset import Made, Shapes
+from paceline.errors import SpecError
+from paceline.model import tables
 from paceline.placement import Placement
+from paceline.plan import Plan
 from paceline.recipe import Recipe
 from paceline.record import numbers_of
 
@@ -21,10 +26,63 @@ def run(
     if schema:
         print(json.dumps({"recipe": Recipe.model_json_schema(), "placement": Placement.model_json_schema()}, indent=1))
         return
+    if as_json and as_yaml:
+        raise SpecError("--json and --yaml are two forms of one plan; write one of them")
     name, words = read_words(recipe, words)
     job = make_job(name, words, data, page, replicas, device, look=False)
     if as_yaml:
         print(f"recipe:\n{spec.dump(job.plan.recipe, job.written, '  ')}placement:")
         print(spec.dump(job.asked, job.placed, "  "), end="")
         return
-    show_facts(numbers_of(job.plan), as_json, title=name)
+    facts, notes = {**_parts(job), **numbers_of(job.plan)}, _notes(job.plan)
+    changed = any(not word.startswith("on.") for word in words)
+    show_facts({**facts, "notes": notes} if as_json else facts, as_json, title=f"{name}, changed" if changed else name)
+    if not as_json:
+        print("".join(f"\nnote: {note}" for note in notes), end="\n" if notes else "")
+
+
+def _parts(job: Job) -> dict[str, Any]:
+    """What is trained on what, in words."""
+    recipe = job.plan.recipe
+    return {
+        "network": _network(job.plan),
+        "data": _data(job),
+        "optimiser": _kind(recipe.optimiser),
+        "schedule": _kind(recipe.schedule),
+    }
+
+
+def _network(plan: Plan) -> str:
+    """Its name and settings, and its parameters where the tables count those of this very network."""
+    written, proxy = _kind(plan.recipe.model), getattr(plan.recipe.norm, "proxy", False)
+    known = next((row for row in tables.MEMBERS if row.name == written), None)
+    if known is None or proxy or (plan.facts.classes, plan.facts.channels) != (known.classes, 3):
+        return written
+    return f"{written}, {known.parameters:,} parameters"
+
+
+def _data(job: Job) -> str:
+    data = job.plan.data
+    if isinstance(data, Shapes | Made):
+        return f"{data.name}, drawn by Paceline"
+    return f"{data.name} in {job.data_folder}" if job.data_folder else f"{data.name}, as published; not looked for"
+
+
+def _kind(chosen: spec.Settings) -> str:
+    """The name of a kind, and those of its settings that are not its defaults."""
+    values = json.loads(chosen.model_dump_json(exclude_defaults=True))
+    return ", ".join([values.pop("name"), *(f"{key} {spec.flow(value)}" for key, value in values.items())])
+
+
+def _notes(plan: Plan) -> list[str]:
+    """What follows from the numbers and was hardly meant."""
+    notes = []
+    if plan.global_batch > plan.facts.images:
+        notes.append(
+            f"one step of {plan.global_batch:,} images is more than all {plan.facts.images:,} training images; "
+            f"a smaller global_batch makes more steps"
+        )
+    asked, made = plan.recipe.epochs, plan.epoch(plan.steps)
+    if abs(made - asked) > 0.01 * asked:
+        notes.append(f"{plan.steps:,} whole steps make {made:.3g} epochs, not the {asked:g} asked for")
+    return notes

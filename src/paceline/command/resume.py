@@ -8,9 +8,12 @@ from pathlib import Path
 from paceline import spec
 from paceline.command.job import Job, flag_words, plan_job, run_job
 from paceline.data import index
-from paceline.errors import SpecError
+from paceline.data.identity import check_identity
+from paceline.dataset import Data, Files
+from paceline.errors import DataError, SpecError
 from paceline.placement import Placement
-from paceline.record import stored_plan
+from paceline.recipe import Recipe
+from paceline.record import Stored, stored_plan
 
 
 def run(folder: Path, words: list[str], data: Path | None, replicas: int | None, device: str | None) -> int:
@@ -21,13 +24,36 @@ def run(folder: Path, words: list[str], data: Path | None, replicas: int | None,
 def stored_job(folder: Path, words: list[str], data: Path | None) -> Job:
     """The job of a run folder, on its own placement with on.* words in place of what was asked before."""
     stored = stored_plan(folder)
-    placed = spec.read(spec.dump(stored.placement), str(folder))
+    written, placed = (spec.read(spec.dump(part), str(folder)) for part in (stored.recipe, stored.placement))
     for word in words:
-        if not word.startswith("on."):
+        if word.startswith("on."):
+            spec.override(placed, word.removeprefix("on."), Placement)
+        elif word.startswith("data.max_bad="):  # says when to give up, and nothing of what is learnt
+            spec.override(written, word, Recipe)
+        else:
             raise SpecError(f"'{word}': a run keeps its recipe; only on.* words may change, such as on.micro_batch=64")
-        spec.override(placed, word.removeprefix("on."), Placement)
-    remembered = Path(stored.data_folder) if stored.data_folder else None
-    where = remembered if data is None and remembered and remembered.is_dir() else index.given_folder(data)
-    found, place = index.locate(stored.recipe.data, where)
-    recipe = stored.recipe.model_copy(update={"data": found})
+    recipe = spec.build(Recipe, written)
+    found, place = index.locate(_uncounted(recipe.data), _data_folder(folder, stored, data))
+    check_identity(folder, found, place)
+    recipe = recipe.model_copy(update={"data": found})
     return plan_job(str(folder), recipe, spec.build(Placement, placed), place, spec.Tree(), placed)
+
+
+def _data_folder(folder: Path, stored: Stored, data: Path | None) -> Path | None:
+    """Where the data are said to be, or where they were."""
+    given = index.given_folder(data)
+    if data is not None or stored.data_folder is None:
+        return given
+    remembered = Path(stored.data_folder)
+    if remembered.is_dir():
+        return remembered
+    if given is None:
+        raise DataError(
+            f"{remembered}: the data of {folder} were here and are gone; write --data FOLDER with the new place"
+        )
+    return given
+
+
+def _uncounted(data: Data | None) -> Data | None:
+    """The same without the numbers of images, which were found: that they are still the same images says more."""
+    return data.model_copy(update={"images": None, "validation_images": None}) if isinstance(data, Files) else data

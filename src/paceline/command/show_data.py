@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import spec
-from paceline.command.data import existing, progress, settings
+from paceline.command.data import existing, print_any_name, progress, settings
 from paceline.command.job import plan_job, read_placement, read_recipe
 from paceline.command.show import show_facts, show_rows
 from paceline.data import index as places
@@ -39,6 +39,7 @@ _COLUMNS, _IMAGES, _GAP = 8, 16, 4
 
 def run(source: Path, words: list[str], sheet: Path | None, as_json: bool) -> None:
     """Print what a data set is; with a sheet, write what the loader delivers of it."""
+    print_any_name()
     recipe = _read(words)
     assert isinstance(recipe.data, Files)
     if sheet is not None and sheet.suffix.lower() != ".png":

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from pathlib import Path
 
-from paceline import spec
+from paceline import checkpoint, spec
 from paceline.command.job import Job, make_job, read_words, run_job
+from paceline.data.encoded import QUARANTINE
+from paceline.data.identity import IDENTITY, check_identity, keep_identity
 from paceline.data.own import own_function
 from paceline.errors import RunError
-from paceline.record import PLAN, store_plan, stored_plan
+from paceline.record import LOG, PLAN, RECORD, Run, store_plan, stored_plan
 
 
 def run(
@@ -36,18 +39,44 @@ def run(
 
 
 def prepare_folder(job: Job, folder: Path) -> None:
-    """Make the run folder, or check that it holds the same recipe."""
+    """Make the run folder, or check that it holds the same recipe and data; a run without a step may be replaced."""
     if (folder / PLAN).is_file():
-        changed = spec.differences(stored_plan(folder).recipe, job.plan.recipe)
-        changed = [line for line in changed if not line.startswith(("about:", "published:", "source:"))]
-        if changed:
-            more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-            raise RunError(
-                f"{folder}: holds a run of another recipe; {changed[0]}{more}; choose another folder with --out"
-            )
-        return
+        try:
+            _check_same(job, folder)
+        except RunError:
+            if not _cleared(folder):
+                raise
+        else:
+            return
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
         raise RunError(f"{folder}: cannot be made: {fault.strerror}; choose another folder with --out") from None
     store_plan(folder, job.plan, job.asked, job.data_folder, job.written, job.placed)
+    keep_identity(folder, job.plan.data, job.data_folder)
+
+
+def _check_same(job: Job, folder: Path) -> None:
+    changed = spec.differences(stored_plan(folder).recipe, job.plan.recipe)
+    changed = [line for line in changed if not line.startswith(("about:", "published:", "source:"))]
+    if changed:
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        raise RunError(
+            f"{folder}: holds a run of another recipe; {changed[0]}{more}; choose another folder with --out, and begin "
+            f"with the weights of this one, if you wish, by init.from={folder}"
+        )
+    check_identity(folder, job.plan.data, job.data_folder)
+
+
+def _cleared(folder: Path) -> bool:
+    """Clear away a run that ended before any step was saved, unless somebody is training in its folder."""
+    if any(checkpoint.saved_steps(folder / "checkpoints")):
+        return False
+    run = Run(folder, writer=False)
+    if not run.try_lock():
+        return False
+    for name in (PLAN, RECORD, LOG, IDENTITY, QUARANTINE):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    run.close()
+    return True

@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline import checkpoint
 from paceline.command.job import Job, run_replicas
 from paceline.command.resume import stored_job
 from paceline.command.show import show_rows
 from paceline.errors import RunError
-from paceline.record import Run, best_step, latest, rows_of
+from paceline.record import Row, Run, best_step, latest, rows_of
+
+if TYPE_CHECKING:
+    from paceline.train.state import State
+    from paceline.world import World
 
 
 def run(folder: Path, words: list[str], which: str | None, every: bool, data: Path | None, as_json: bool) -> int:
     """Judge the newest checkpoint, a chosen one, or all that were not judged yet; the record gets a row for each."""
     # Judging needs none of the layout that training had: what is not asked for, this machine decides.
     job = stored_job(folder, ["on.replicas=auto", "on.micro_batch=auto", *words], data)
-    steps = steps_to_judge(folder, which, every)
+    steps_to_judge(folder, which, every)  # what is not there is told before torch is loaded
     started = run_replicas(job)
     if started is not None:
         return started
-    rows = judge(job, Run(folder, writer=False), steps)
+    rows = judge(job, Run(folder, writer=False), which, every)
     if job.launch is None or job.launch.rank == 0:
-        if rows or as_json:
+        if as_json:
             show_rows(rows, as_json)
+        elif rows:
+            _show(rows)
         else:
             print("every checkpoint of this run is judged already")
     return 0
 
 
 def steps_to_judge(folder: Path, which: str | None, every: bool) -> list[int]:
-    """The steps whose checkpoints are asked for."""
+    """The steps whose checkpoints are asked for; where it is the newest, those that take its place if it is damaged."""
     saved = checkpoint.saved_steps(folder / "checkpoints")
     if not saved:
         raise RunError(f"{folder}: there is no checkpoint in this run yet")
@@ -41,10 +48,10 @@ def steps_to_judge(folder: Path, which: str | None, every: bool) -> list[int]:
         done = {row["step"] for row in latest(rows_of(folder), "validation")}
         return [step for step in saved if step not in done]
     if which is None:
-        return saved[-1:]
+        return saved[::-1]
     if which == "best":
         best = best_step(rows_of(folder), saved)
-        return saved[-1:] if best is None else [best]
+        return saved[::-1] if best is None else [best]
     number = Path(which).name.removeprefix("step-")
     if not number.isdigit() or int(number) not in saved:
         there = ", ".join(map(str, saved))
@@ -52,33 +59,23 @@ def steps_to_judge(folder: Path, which: str | None, every: bool) -> list[int]:
     return [int(number)]
 
 
-def judge(job: Job, run: Run, steps: list[int]) -> list[dict[str, Any]]:
+def judge(job: Job, run: Run, which: str | None, every: bool) -> list[Row]:
     """Evaluate each checkpoint and append what was found to the record."""
     from paceline.data.loader import open_loader
     from paceline.sink.csv import Csv
     from paceline.train.evaluate import judge as judge_state
     from paceline.train.session import settle_torch
-    from paceline.train.state import fresh, restore
+    from paceline.train.state import fresh
     from paceline.world import join
 
     plan = job.plan
     settle_torch(plan)
     world = join(plan, job.launch)
-    steps = world.agree(steps)  # beside a run that trains, replicas may have seen different checkpoints
     loader = open_loader(plan, job.data_folder, world.replica, world.device)
     state = fresh(plan, world)
     run.writer = world.first
     rows = []
-    for step in steps:
-        name = checkpoint.name_of(step)
-        try:
-            files = checkpoint.read(run.checkpoints / name)
-        except RunError as fault:
-            if len(steps) == 1:
-                raise
-            print(f"passed over: {fault}", file=sys.stderr)
-            continue
-        restore(state, files, name)
+    for step in _each(world, run, state, which, every):
         start = time.perf_counter()
         found = judge_state(plan, world, state, loader)
         seconds = time.perf_counter() - start
@@ -91,3 +88,45 @@ def judge(job: Job, run: Run, steps: list[int]) -> list[dict[str, Any]]:
         run.close()
     world.close()
     return [{key: value for key, value in row.items() if key != "kind"} for row in rows]
+
+
+def _each(world: World, run: Run, state: State, which: str | None, every: bool) -> Iterator[int]:
+    """The steps that are judged, the state being that of each; chosen here, where nothing slow comes any more.
+
+    Beside a run that trains, checkpoints come and go, and replicas may see different ones: the first one reads.
+    """
+    from paceline.train.taken import first_whole, give, removed
+
+    def choose() -> list[int]:
+        return steps_to_judge(run.folder, which, every)
+
+    if not every:
+        step, files = first_whole(run.checkpoints, choose, _tell) if world.first else (0, None)
+        yield give(world, state, step, files)
+        return
+    for step in world.agree(choose() if world.first else []):
+        files = None
+        try:
+            files = checkpoint.read(run.checkpoints / checkpoint.name_of(step)) if world.first else None
+        except RunError as fault:
+            gone = removed(run.checkpoints, [step])
+            _tell(
+                f"passed over: step {step}, whose checkpoint was removed meanwhile" if gone else f"passed over: {fault}"
+            )
+        if world.agree([int(files is not None)]) == [1]:
+            yield give(world, state, step, files)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _show(rows: list[Row]) -> None:
+    """What people look for first; the record and --json have all."""
+    print(f"judged on {rows[0]['device']} in {rows[0]['precision']}")
+    kept = ("step", "epoch", "top1", "top5", "loss", "images", "seconds", "images_per_second")
+    shown = [{key: row[key] for key in kept} for row in rows]
+    if "averaged" in rows[0]:
+        for row, line in zip(rows, shown, strict=True):
+            line["weights"] = "average" if row["averaged"] else "plain"
+    show_rows(shown, as_json=False)

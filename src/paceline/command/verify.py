@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from paceline.pictures import Augment
 from paceline.placement import Placement
 from paceline.recipe import BatchNorm, Recipe
 from paceline.reconcile import fits, mixes
+from paceline.record import json_text
 from paceline.spec import Tree
 
 if TYPE_CHECKING:
@@ -72,12 +72,8 @@ def run(recipe: str | None, words: list[str], data: Path | None, steps: int, ful
     rows, resumed = _compare(settings, folder, layouts, rows, steps, say)
     verdict = judge(rows, resumed)
     if as_json:
-        print(
-            json.dumps(
-                {"recipe": name, "steps": steps, "shrunk": shrunk, "layouts": rows, "resumes": resumed, **verdict},
-                indent=1,
-            )
-        )
+        facts = {"recipe": name, "steps": steps, "shrunk": shrunk, "layouts": rows, "resumes": resumed}
+        print(json_text({**facts, **verdict}, indent=1))
     else:
         _show(rows, resumed, verdict)
     return 0 if verdict["passed"] else 1
@@ -107,8 +103,9 @@ def shrink(recipe: Recipe) -> tuple[Recipe, list[str]]:
 
 def _judged_smaller(data: Files, side: int) -> dict[str, Any]:
     """What is given in pixels of how validation images in files are judged."""
-    short = data.evaluation.short * side // data.side if isinstance(data.evaluation, Centre) else 0
-    how = Centre(name="centre", short=max(side, short)) if isinstance(data.evaluation, Centre) else data.evaluation
+    how = data.evaluation
+    if isinstance(how, Centre) and how.short:
+        how = Centre(name="centre", short=max(side, how.short * side // data.side))
     return {"evaluation_side": None, "evaluation": how}
 
 

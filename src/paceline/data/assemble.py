@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import keyed
-from paceline.data.formats import UNLABELLED, Format, Found, Unit
+from paceline.data.formats import UNLABELLED, Format, Found, Unit, webdataset
 from paceline.data.formats.folder import KIND as FOLDER
+from paceline.data.formats.folder import missed
 from paceline.data.labels import Labels, check_strays, class_names, label_images, read_labels
 from paceline.data.table import Flag, Index, Objects, Rows, Strings, Table
 from paceline.dataset import Files
@@ -38,7 +39,9 @@ def assemble(form: Format, data: Files, folder: Path, units: Sequence[Unit], fou
         raise DataError(f"{folder}: there are no training images; add them in train/, or as train-*")
     first = form.FIRST_LABEL if data.first_label is None else data.first_label
     labels = label_images(founds, read_labels(data, folder), first)
-    kept, notes = _without_strangers(form, labels, judged, folder)
+    kept, notes = _without_strangers(form, labels, judged, folder, units)
+    notes += missed(units, founds) if form.KIND == FOLDER else ()
+    notes += webdataset.missed(founds) if form.KIND == webdataset.KIND else ()
     # Classes are those of everything that may be trained on, so that a smaller share has the same numbers.
     names = class_names(labels, ~judged & kept, form.classes(folder), data, first, folder)
     final = _numbered(labels, names, folder, pool, kept)
@@ -66,23 +69,30 @@ def _pool(founds: Sequence[Found]) -> _Pool:
     )
 
 
-def _without_strangers(form: Format, labels: Labels, judged: Chosen, folder: Path) -> tuple[Chosen, tuple[str, ...]]:
+def _without_strangers(
+    form: Format, labels: Labels, judged: Chosen, folder: Path, units: Sequence[Unit]
+) -> tuple[Chosen, tuple[str, ...]]:
     """Among class folders, images that lie in none and have no label are none of the data set."""
     unknown = (labels.named < 0) & (labels.numbers == UNLABELLED)
     if not labels.names or form.KIND != FOLDER:
         return np.ones(len(unknown), np.bool_), ()
     for what, part in (("training", ~judged), ("validation", judged)):
         if part.any() and unknown[part].all():
-            raise DataError(
-                f"{folder}: the images of the {what} part lie in no class folders; put them there, or write "
-                f"data.labels=FILE with lines of 'file,class'"
-            )
+            remedy = "put them there, or write data.labels=FILE with lines of 'file,class'"
+            if what == "validation":
+                trained = folder / next(unit.name for unit in units if unit.part == "training")
+                remedy += f", or leave them out: --data {trained} data.validation=10%"
+            raise DataError(f"{folder}: the images of the {what} part lie in no class folders; {remedy}")
     count = int(unknown.sum())
     return ~unknown, (f"{count:,} images outside class folders are left out",) if count else ()
 
 
 def _parts(data: Files, folder: Path, pool: _Pool, judged: Chosen, kept: Chosen) -> tuple[Chosen, Chosen]:
-    """What is trained on and what is judged; shares are chosen by the images' keys, alike in every format."""
+    """What is trained on and what is judged; shares are chosen by keys and labels alone, alike in every format.
+
+    Each class gives its share, to the nearest image: to be judged at least one, where it has two, and never all of
+    them; to be used at least one. A share of 0 of data that stay whole judges nothing.
+    """
     if data.validation is None and not judged.any():
         raise DataError(
             f"{folder}: there are no validation images; add a validation part (val/ beside train/, or val-*), or write "
@@ -90,29 +100,43 @@ def _parts(data: Files, folder: Path, pool: _Pool, judged: Chosen, kept: Chosen)
         )
     if data.validation is not None and judged.any():
         raise DataError(f"{folder}: the data have a validation part of their own; leave data.validation out")
-    if data.validation is not None:
-        judged = _chances(pool, kept, "validation") < data.validation
+    if data.validation:
+        judged = _share(pool, kept, kept, "validation", data.validation, whole=False)
+        if not judged.any():
+            raise DataError(f"{folder}: no class has two images, so none can be put aside to be judged; add images")
     training, validation = ~judged & kept, judged & kept
     if data.use < 1:
-        training &= _chances(pool, kept, "use") < data.use
-    for what, part, setting in (("training", training, "use"), ("validation", validation, "validation")):
-        if not part.any():
-            raise DataError(
-                f"{folder}: no {what} images are left; there are {len(kept):,} in all: raise data.{setting}"
-            )
+        training = _share(pool, kept, training, "use", data.use, whole=True)
     return training, validation
 
 
-def _chances(pool: _Pool, kept: Chosen, purpose: str) -> NDArray[np.float64]:
+def _share(pool: _Pool, kept: Chosen, among: Chosen, purpose: str, share: float, whole: bool) -> Chosen:
+    """Of each class among these the share with the smallest chances, at least one, and all of them only if `whole`."""
+    order = _ranked(pool, np.flatnonzero(kept))
+    chances = _chances(pool, order, purpose)[among[order]]
+    order = order[among[order]]
+    # Labels outside the classes are one class more: which of them it is, not every format knows.
+    outside = pool.rows["flags"][order] & int(Flag.OTHER_LABEL) > 0
+    labels = np.where(outside, -1, pool.rows["label"][order])
+    by_class = np.lexsort((chances, labels))
+    _, firsts, counts = np.unique(labels[by_class], return_index=True, return_counts=True)
+    taken = np.minimum(np.maximum(np.rint(share * counts), 1), counts if whole else counts - 1)
+    places = np.arange(len(by_class)) - np.repeat(firsts, counts)
+    chosen = np.zeros(len(kept), np.bool_)
+    chosen[order[by_class[places < np.repeat(taken, counts)]]] = True
+    return chosen
+
+
+def _chances(pool: _Pool, ranked: NDArray[np.int64], purpose: str) -> NDArray[np.float64]:
     """A number in [0, 1) for every image, by its key alone; further images with the same key have their own."""
     seen: dict[str, int] = {}
-    chances = np.ones(len(pool.keys))
-    for number in _ranked(pool, np.flatnonzero(kept)):
+    chances = np.ones(len(ranked))
+    for place, number in enumerate(ranked):
         key = pool.keys[number]
         before = seen.get(key, 0)
         seen[key] = before + 1
         text = key.encode("utf-8", "backslashreplace").decode()
-        chances[number] = keyed.key(0, f"data.{purpose}", text, *([before] if before else [])) / 2.0**64
+        chances[place] = keyed.key(0, f"data.{purpose}", text, *([before] if before else [])) / 2.0**64
     return chances
 
 

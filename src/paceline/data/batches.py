@@ -41,7 +41,7 @@ class Loader(Protocol):
         """This replica's micro-batches of each step, beginning with step `start`, without end."""
         ...
 
-    def validation(self) -> Iterator[MicroBatch]:
+    def validation(self) -> Generator[MicroBatch, None, None]:
         """This replica's part of the validation images."""
         ...
 

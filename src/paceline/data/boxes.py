@@ -66,7 +66,7 @@ def evaluation_boxes(how: Centre | Squash, side: int, widths: Whole, heights: Wh
     if isinstance(how, Squash):
         length = sizes * how.share
         return np.concatenate([(sizes - length) / 2, length]).T
-    short = max(how.short, side)
+    short = max(how.shorter(side), side)
     resized = short * sizes // sizes.min(axis=0)
     first = np.rint((resized - side) / 2)
     return np.concatenate([first * sizes / resized, side * sizes / resized]).T

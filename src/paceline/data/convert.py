@@ -15,6 +15,8 @@ import numpy as np
 
 from paceline import keyed
 from paceline.data import tiles
+from paceline.data.formats import some_of
+from paceline.data.formats.webdataset import TRUE_KEY
 from paceline.data.pack import Tell
 from paceline.data.packing import parts_of
 from paceline.data.prepare import read_bytes
@@ -66,12 +68,16 @@ def to_webdataset(
 
 
 def _add_sample(tar: tarfile.TarFile, image: Image, table: Table) -> None:
-    """The image, its label as text, and its objects where it has some."""
+    """The image, its label as text, and as JSON what else there is: objects, and the key where the name is not it."""
     ending = "png" if image.encoded.startswith(b"\x89PNG") else "jpg"  # readers know these two
     members = {ending: image.encoded, "cls": str(image.label).encode()}
+    said: dict[str, Any] = {}
     if table.rows["objects"][image.number]:
-        said = {"label": image.label, "bbox": table.objects_of(image.number).tolist()}
-        members["json"] = json.dumps(said).encode()
+        said["bbox"] = table.objects_of(image.number).tolist()
+    if (key := table.keys[image.number]) != image.name.rpartition("/")[2]:
+        said[TRUE_KEY] = key
+    if said:
+        members["json"] = json.dumps({"label": image.label, **said}).encode()
     for name, content in members.items():
         header = tarfile.TarInfo(f"{image.name}.{name}")
         header.size = len(content)
@@ -80,6 +86,7 @@ def _add_sample(tar: tarfile.TarFile, image: Image, table: Table) -> None:
 
 def to_folder(index: Index, out: Path, tell: Tell | None = None) -> dict[str, Any]:
     """Files in class folders, below train/ and val/ where there are two parts; how many of them."""
+    _refuse_empty_classes(index)
     _empty(out)
     places = _class_places(index.classes)
     facts: dict[str, Any] = {"format": "folder", "classes": places, "parts": {}, "without a class": 0}
@@ -135,6 +142,17 @@ def _class_places(classes: tuple[str, ...]) -> list[str]:
     width = len(str(len(classes)))
     plain = [re.sub(r"[^\w-]+", "_", name)[:80] for name in classes]
     return [f"{number:0{width}}-{name}".rstrip("-") for number, name in enumerate(plain)]
+
+
+def _refuse_empty_classes(index: Index) -> None:
+    """A folder without training images is no class to any reader, and the classes behind it get other numbers."""
+    there = set(index.training.rows["label"].tolist())
+    empty = [name for number, name in enumerate(index.classes) if number not in there]
+    if empty:
+        raise DataError(
+            f"{index.folder}: {len(empty):,} of {len(index.classes):,} classes have no training images: "
+            f"{some_of(empty)}; as folders the others would get other numbers; write --to webdataset, which keeps them"
+        )
 
 
 def _empty(out: Path) -> None:

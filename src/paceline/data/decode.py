@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
+from paceline.data.colours import NoColours, in_colours
 from paceline.data.header import PILLOW_FORMATS
 from paceline.data.table import Flag
 
@@ -35,6 +36,8 @@ Window = tuple[int, int, int, int]
 MOST_PIXELS = 1 << 27
 """A picture with more is not decoded: a small file may claim to hold any number."""
 
+_BEGINNINGS = (b"\xff\xd8", b"\x89PNG", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")
+"""What images begin with, even where the rest of the header is missing."""
 _ORIENTATION = 0x0112
 _TURNS = {2: (False, False, True), 3: (False, True, True), 4: (False, True, False), 5: (True, False, False),
           6: (True, False, True), 7: (True, True, True), 8: (True, True, False)}  # fmt: skip
@@ -88,7 +91,10 @@ def _refuse_unseen(encoded: Encoded, flags: int, width: int, height: int) -> Non
     if len(encoded) == 0:
         raise Undecodable("it is empty")
     if flags & Flag.UNREADABLE or width < 1 or height < 1:
-        raise Undecodable("its first bytes are not those of an image")
+        begun = bytes(encoded[:4]).startswith(_BEGINNINGS)
+        raise Undecodable(
+            f"its {'header is cut short or damaged' if begun else 'first bytes are not those of an image'}"
+        )
     if width * height > MOST_PIXELS:
         raise Undecodable(f"it claims {width:,} x {height:,} pixels; up to {MOST_PIXELS:,} are decoded")
 
@@ -137,8 +143,10 @@ def _read_with_pillow(encoded: Encoded, width: int, height: int, window: Window)
         try:
             if image.mode == "RGB":
                 image.load()
-            colours = image if image.mode == "RGB" else image.convert("RGB")
+            colours = image if image.mode == "RGB" else in_colours(image)
             return np.array(colours.crop((left, top, left + wide, top + tall)))
+        except NoColours as fault:
+            raise Undecodable(str(fault)) from None
         except Exception as fault:  # noqa: BLE001 - its many readers raise anything
             raise Undecodable(f"Pillow cannot decode it: {str(fault) or type(fault).__name__}") from None
 
@@ -161,7 +169,7 @@ def _opened(encoded: Encoded) -> Image.Image:
 def _turns_of(encoded: Encoded) -> tuple[bool, bool, bool]:
     """Whether rows and columns are exchanged, and which are then reversed, to see the image upright."""
     with _opened(encoded) as image:
-        if image.format == "TIFF":  # which Pillow turns itself
+        if image.format == "TIFF":  # which Pillow turns itself, and older packs call turned
             return _UPRIGHT
         try:
             return _TURNS.get(image.getexif().get(_ORIENTATION, 1), _UPRIGHT)

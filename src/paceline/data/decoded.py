@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -9,6 +10,7 @@ import shutil
 import zlib
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +23,23 @@ Pictures = NDArray[np.uint8]
 
 _MARK = np.dtype([("kept", "<u4"), ("check", "<u4")])
 """Whether a picture is kept, and a checksum of its pixels."""
+_SETS = 2
+"""How many sets of pictures stay beside one data set's index: those of the newest settings, and those before them."""
 
 
 class Decoded:
     """One picture for each validation image, by number, in a memory-mapped file."""
 
     def __init__(self, place: Path, name: str, count: int, side: int) -> None:
-        self._pictures = _mapped(place / f"{name}.pictures", np.dtype(np.uint8), (count, side, side, 3))
+        path = place / f"{name}.pictures"
+        self._pictures = _mapped(path, np.dtype(np.uint8), (count, side, side, 3))
         self._marks = _mapped(place / f"{name}.marks", _MARK, (count,))
+        # Whoever removes old ones can tell that these are in use, on another host too.
+        used = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        finalize(self, os.close, used)
+        with suppress(OSError):  # a network disk without locks: nothing is ever removed there
+            fcntl.flock(used, fcntl.LOCK_SH)
+        os.utime(path)
 
     def take(self, number: int, into: Pictures) -> bool:
         """Copy a picture, if it is kept."""
@@ -47,16 +58,28 @@ class Decoded:
 
 def open_decoded(data: Files, split: Encoded, side: int, decoder: str) -> Decoded | None:
     """The pictures of a validation set as these settings make them; None where they cannot be kept anywhere."""
-    place = store.writable_place(split.folder)
+    place = store.lasting_place(split.folder)
     if place is None:
         return None
     rows = hashlib.blake2b(np.ascontiguousarray(split.table.rows).tobytes(), digest_size=8).hexdigest()
     made_by = {**data.model_dump(include={"resize", "evaluation", "orientation"}), "side": side, "decoder": decoder}
     text = json.dumps([rows, _stamps(split), made_by], sort_keys=True)
     name = f"validation-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
-    if not _has_room(place, name, split.count * (3 * side * side + _MARK.itemsize)):
-        return None
-    return Decoded(place, name, split.count, side)
+    with suppress(OSError), store.locked(place):  # another user's, with whom the data are shared
+        _remove_old(place, name)
+        if _has_room(place, name, split.count * (3 * side * side + _MARK.itemsize)):
+            return Decoded(place, name, split.count, side)
+    return None
+
+
+def _remove_old(place: Path, name: str) -> None:
+    """Remove what other settings have kept, but for the last few and for what a run has open."""
+    others = [path for path in place.glob("validation-*.pictures") if path.stem != name]
+    for path in sorted(others, key=lambda path: path.stat().st_mtime_ns)[: max(0, len(others) + 1 - _SETS)]:
+        with suppress(OSError), path.open("r+b") as file:  # in use, or not ours
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.with_suffix(".marks").unlink(missing_ok=True)
+            path.unlink()
 
 
 def _stamps(split: Encoded) -> list[list[str | int]]:

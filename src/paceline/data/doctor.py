@@ -19,7 +19,7 @@ from paceline.data.prepare import read_bytes
 from paceline.data.scan import Tell, open_index
 from paceline.data.table import Flag, Index, Rows, Table
 from paceline.dataset import Files
-from paceline.errors import DataError
+from paceline.errors import DataError, UserError
 from paceline.plan import Plan
 
 WAITED = 0.2
@@ -227,5 +227,8 @@ class Watch:
         if report["waiting"] <= WAITED or not isinstance(data, Files) or self._folder is None:
             return None
         self._said = True
-        table = open_index(data, self._folder).training
+        try:
+            table = open_index(data, self._folder).training
+        except (UserError, OSError):
+            return None  # files that have changed meanwhile may not end a run for the sake of advice
         return advice(self._plan, report["waiting"], report["images_per_second"], table, self._cores)

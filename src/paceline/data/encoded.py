@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
-import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data.scan import open_index
+from paceline.data.store import Memory
 from paceline.data.table import Table
 from paceline.dataset import Files
 from paceline.errors import Broken, DataError, ReadFailed
@@ -26,26 +28,62 @@ PAUSES = (0.1, 0.3, 1.0, 3.0, 9.0)
 """Seconds between attempts to read."""
 
 
-class Cache:
-    """Encoded images of both splits that stay in memory once they are read, up to so many bytes."""
+_ENTRY = np.dtype([("place", "<u8"), ("length", "<u8")])
+"""Where an image's bytes are, from when one process begins to write them; and how many, from when they are there."""
+_HEAD = 64
+"""Bytes in front of the entries; the first eight count the bytes of images that are taken."""
 
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self._kept: dict[tuple[str, int], bytes] = {}
+
+class Cache:
+    """Encoded images of both splits that stay in memory once they are read, up to so many bytes, for all processes."""
+
+    def __init__(self, size: int, counts: tuple[int, int] = (0, 0), path: str | None = None) -> None:
+        self._given = size, counts
+        self._firsts = {"training": 0, "validation": counts[0]}
+        self._start = _HEAD + _ENTRY.itemsize * sum(counts)
+        self._memory = Memory(self._start + size, path) if size else None
+        if self._memory is not None:
+            self._taken = np.frombuffer(self._memory.mapped, "<u8", 1)
+            self._entries = np.frombuffer(self._memory.mapped, _ENTRY, sum(counts), _HEAD)
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[Cache], tuple[int, tuple[int, int], str | None]]:
+        """Another process opens the same memory."""
+        return Cache, (*self._given, self._memory.path if self._memory is not None else None)
 
     def take(self, split: str, number: int) -> bytes | None:
         """The bytes of an image, if they are here."""
-        return self._kept.get((split, number))
+        if self._memory is None:
+            return None
+        with self._alone(self._memory):
+            place, length = self._entries[self._firsts[split] + number].item()
+        return self._memory.mapped[place : place + length] if length else None
 
     def keep(self, split: str, number: int, found: bytes) -> bytes:
         """The same bytes, kept where there is room."""
-        if len(found) <= self.room:
-            with self._lock:
-                if len(found) <= self.room and (split, number) not in self._kept:
-                    self._kept[split, number] = found
-                    self.room -= len(found)
+        if self._memory is None or not found:
+            return found
+        entry = self._firsts[split] + number
+        with self._alone(self._memory):
+            place = self._start + int(self._taken[0])
+            if self._entries["place"][entry] or len(found) > self._memory.size - place:
+                return found
+            self._entries["place"][entry] = place
+            self._taken[0] += len(found)
+        self._memory.mapped[place : place + len(found)] = found
+        with self._alone(self._memory):  # whoever then sees the length sees the bytes too
+            self._entries["length"][entry] = len(found)
         return found
+
+    @contextmanager
+    def _alone(self, memory: Memory) -> Iterator[None]:
+        """No other thread or process looks at the entries or changes them; one that is killed lets go."""
+        with self._lock:  # the lock of a file is one for all threads of a process
+            fcntl.flock(memory.file, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(memory.file, fcntl.LOCK_UN)
 
 
 class Encoded:
@@ -109,7 +147,8 @@ class Encoded:
 
 def open_splits(plan: Plan, data: Files, folder: Path) -> tuple[Encoded, Encoded]:
     """What is trained on and what is judged."""
-    found, cache = open_index(data, folder), Cache(plan.placement.cache)
+    found = open_index(data, folder)
+    cache = Cache(plan.placement.cache, (len(found.training), len(found.validation)))
     return Encoded(found.training, folder, "training", cache), Encoded(found.validation, folder, "validation", cache)
 
 
@@ -121,21 +160,28 @@ class Quarantine:
     """Where they are listed; None only counts."""
     most: int
     _known: set[tuple[str, int]] = field(default_factory=set)
+    _earlier: set[tuple[str, int]] = field(default_factory=set)
+    """Those that were listed before this one was made, until they are looked at again."""
+    _mended: set[tuple[str, int]] = field(default_factory=set)
+    """Those that are listed and can be decoded by now."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
-    def of(cls, folder: Path | None, share: float, images: int) -> Quarantine:
-        """One that allows this share of the images, rounded up, beside those that the folder lists already."""
-        made = cls(folder, math.ceil(share * images))
+    def of(cls, folder: Path | None, most: int) -> Quarantine:
+        """One that allows so many images, with those that the folder lists already."""
+        made = cls(folder, most)
         made._end_the_last_line()
-        made._known.update(made._listed())
+        made._earlier = made._listed()
+        made._known.update(made._earlier)
         return made
 
-    def add(self, split: Encoded, number: int, reason: str) -> None:
-        """List an image."""
+    def add(self, split: Encoded, number: int, reason: str, is_bad: Callable[[str, int], bool] | None = None) -> None:
+        """List an image; before too many end the run, `is_bad` looks again at those of earlier starts."""
+        image = split.split, number
         with self._lock:
-            new = (split.split, number) not in self._known
-            self._known.add((split.split, number))
+            new = image not in self._known
+            self._known.add(image)
+            self._mended.discard(image)
             if new and self.folder is not None:
                 row = split.table.rows[number]
                 line = {
@@ -147,7 +193,11 @@ class Quarantine:
                     "reason": reason,
                 }
                 self._write(json.dumps(line))
-                self._known.update(self._listed())
+                self._known.update(self._listed() - self._mended)
+            if len(self._known) > self.most and is_bad is not None:
+                self._mended |= {one for one in self._earlier - {image} if not is_bad(*one)}
+                self._known -= self._mended
+                self._earlier.clear()
             if len(self._known) > self.most:
                 where = f"; they are listed in {self.folder / QUARANTINE}" if self.folder else ""
                 raise DataError(

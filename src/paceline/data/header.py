@@ -21,7 +21,7 @@ PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000"
 """What Pillow may be asked to read: some of its other readers start programs or hold no pictures."""
 
 _UNREADABLE: Look = (0, 0, Flag.UNREADABLE)
-_WHOLE = 1 << 26  # more than this of a rare format is not read to learn its size
+_WHOLE = 1 << 26  # more than this of a rare format, or of a damaged file, is not read to learn its size
 _SEGMENTS = 4096  # a header with more of them is a loop that damage made
 _ORIENTATION = 0x0112
 
@@ -34,10 +34,10 @@ def look(start: bytes, read_more: ReadMore | None = None) -> Look:
             found = _jpeg(content)
         elif start.startswith(b"\x89PNG\r\n\x1a\n"):
             found = _png(content)
-        elif start[:6] in (b"GIF87a", b"GIF89a"):
-            found = _little(content.at(6, 2)), _little(content.at(8, 2)), Flag(0)
         else:
             found = _other(content)
+            if found[2] is Flag.UNREADABLE and start[:6] in (b"GIF87a", b"GIF89a"):
+                found = _little(content.at(6, 2)), _little(content.at(8, 2)), Flag(0)
     except _Short:
         return _UNREADABLE
     return found if found[0] > 0 and found[1] > 0 else _UNREADABLE
@@ -90,11 +90,11 @@ def _jpeg(content: _Content) -> Look:
     place, turned = 2, Flag(0)
     for _ in range(_SEGMENTS):
         marker = _big(content.at(place, 2))
-        if marker == 0xFFFF:  # fill bytes may stand before a marker
-            place += 1
+        if marker < 0xFF01 or marker == 0xFFFF:  # fill bytes, or stray ones as every decoder passes over
+            place = _next_marker(content, place + 1)
             continue
         kind = marker & 0xFF
-        if marker < 0xFF01 or kind in (0xD9, 0xDA):
+        if kind in (0xD9, 0xDA):
             return _UNREADABLE
         if kind == 0x01 or 0xD0 <= kind <= 0xD8:  # markers that stand alone
             place += 2
@@ -108,6 +108,15 @@ def _jpeg(content: _Content) -> Look:
             turned = _turned(content.up_to(place + 10, length - 8))
         place += 2 + length
     return _UNREADABLE
+
+
+def _next_marker(content: _Content, place: int) -> int:
+    """Where the next byte is that a marker may begin with."""
+    while place < _WHOLE and (found := content.up_to(place, START)):
+        if (ahead := found.find(b"\xff")) >= 0:
+            return place + ahead
+        place += len(found)
+    raise _Short
 
 
 def _frame(kind: int, body: bytes, turned: Flag) -> Look:
@@ -160,13 +169,15 @@ def _png(content: _Content) -> Look:
 
 
 def _other(content: _Content) -> Look:
-    """Whatever Pillow makes of it."""
+    """Whatever Pillow makes of it: of a GIF, the first frame may be larger than what its header says."""
     if not content.start:
         return _UNREADABLE
     from PIL import Image  # noqa: PLC0415 - most data sets never need it
 
     try:
         with Image.open(io.BytesIO(content.up_to(0, _WHOLE)), formats=PILLOW_FORMATS) as image:
+            if image.format == "TIFF":  # which Pillow turns itself
+                return image.width, image.height, Flag(0)
             return image.width, image.height, _flags_of(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # noqa: BLE001 - a damaged file makes Pillow's many readers raise anything
         return _UNREADABLE

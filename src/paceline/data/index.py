@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from paceline.data.scan import Tell, open_index, recognised
+from paceline.data.scan import Tell, meant, open_index, recognised
 from paceline.dataset import Cifar, Data, Files, Made, Shapes
 from paceline.errors import DataError
 
@@ -59,6 +59,11 @@ def is_known(data: Data | None) -> bool:
 def _counted(data: Files, folder: Path, tell: Tell | None) -> tuple[Files, Path]:
     """The same with the numbers of images and classes that its files hold."""
     found = open_index(data, folder, tell)
+    if len(found.classes) == 1:
+        raise DataError(
+            f"{folder}: all images are of one class, '{found.classes[0]}', so nothing can be learnt; "
+            f"{_other_folder(folder / found.classes[0]) or 'add another class'}"
+        )
     counts = {
         "images": len(found.training),
         "validation_images": len(found.validation),
@@ -73,26 +78,44 @@ def _counted(data: Files, folder: Path, tell: Tell | None) -> tuple[Files, Path]
     return data.model_copy(update=counts), folder
 
 
+def _other_folder(one: Path) -> str | None:
+    """What to write where the folder of the only class holds the folders of several."""
+    several = one.is_dir() and sum(child.is_dir() for child in one.iterdir()) > 1
+    return f"did you mean --data {one}?" if several else None
+
+
 def _recognise(folder: Path, tell: Tell | None) -> tuple[Data, Path]:
-    for name in CIFAR_FILES:
-        found = _holding(folder, CIFAR_FILES[name][0][0])
-        if found is not None:
-            data = Cifar.model_validate({"name": name})
-            return data, _cifar_folder(name, folder)
-    if recognised(folder):
+    """What lies in the folder itself comes before CIFAR's files below or above it."""
+    here, *around = _places(folder)
+    name = _cifar_in(here)
+    if name is None and recognised(folder):
         return _counted(Files(name="images"), folder, tell)
+    name = name or next(filter(None, map(_cifar_in, around)), None)
+    if name is not None:
+        return Cifar.model_validate({"name": name}), _cifar_folder(name, folder)
     raise DataError(
         f"{folder}: no data set is recognised here; expected CIFAR's binary files (data_batch_1.bin, or train.bin and "
         f"test.bin), images in class folders (train/, val/), TFRecords, WebDataset tars or a Paceline pack; or write "
-        f"data=shapes for the built-in one"
+        f"data=shapes for the built-in one{meant(folder)}"
     )
 
 
-def _holding(folder: Path, file: str) -> Path | None:
-    """The folder that has the file: this one, one below it, or the one above it."""
+def _places(folder: Path) -> list[Path]:
+    """Where CIFAR's files may lie: in this folder, one below it, or the one above it."""
     below = sorted(child for child in folder.iterdir() if child.is_dir())
-    above = folder.resolve().parent
-    return next((place for place in [folder, *below, above] if (place / file).is_file()), None)
+    return [folder, *below, folder.resolve().parent]
+
+
+def _cifar_in(place: Path) -> str | None:
+    return next((name for name, (training, _) in CIFAR_FILES.items() if _has_file(place, training[0])), None)
+
+
+def _has_file(place: Path, file: str) -> bool:
+    return os.path.isfile(place / file)  # noqa: PTH113 - Path would raise where the folder may not be looked into
+
+
+def _holding(folder: Path, file: str) -> Path | None:
+    return next((place for place in _places(folder) if _has_file(place, file)), None)
 
 
 def _cifar_folder(name: str, folder: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,18 @@ Class = str | int
 
 IMAGENET_CLASSES = 1000
 
+_HEADINGS = {
+    "file", "filename", "filenames", "file_name", "filepath", "file_path", "folder", "id", "image", "images",
+    "image_id", "image_name", "image_path", "img", "img_path", "key", "name", "path",
+}  # fmt: skip
+"""What the first cell of a heading may be."""
+_NUMBER = re.compile(r"-?[0-9]+")
+_DIGITS = 10
+"""Of a class number, with its sign: what is longer does not fit a row."""
+_MOST_SHOWN = 80
+_Line = tuple[str, str, Class]
+"""Where it is said, of which file or folder, and what the class is."""
+
 
 def read_labels(data: Files, folder: Path) -> dict[str, Class] | None:
     """The file of labels: 'file,class' lines, or a JSON map; keys are files or folders, with or without ending."""
@@ -33,13 +46,22 @@ def read_labels(data: Files, folder: Path) -> dict[str, Class] | None:
         raise DataError(f"{path}: the file of labels (data.labels) cannot be read: {fault.strerror}") from None
     except UnicodeDecodeError:
         raise DataError(f"{path}: the file of labels (data.labels) is not UTF-8 text") from None
-    pairs = _from_json(text, path) if path.suffix.lower() == ".json" else _from_csv(text, path)
-    if not pairs:
+    lines = _from_json(text, path) if path.suffix.lower() == ".json" else _from_csv(text, path)
+    if not lines:
         raise DataError(f"{path}: the file of labels (data.labels) is empty; write lines of 'file,class'")
     # Numbers written as text are numbers only when all are: a class may well be called '7'.
-    if all(isinstance(value, int) or value.strip().lstrip("-").isdecimal() for value in pairs.values()):
-        return {key: int(value) for key, value in pairs.items()}
-    return {key: str(value) for key, value in pairs.items()}
+    numbers = all(isinstance(value, int) or _NUMBER.fullmatch(value) for _, _, value in lines)
+    found: dict[str, Class] = {}
+    for place, key, value in lines:
+        if value == "":
+            raise DataError(f"{place}: {_shown(key)} has no class; write one, or remove the line")
+        if numbers and len(str(value)) > _DIGITS:
+            raise DataError(f"{place}: {_shown(str(value))}, the class of {_shown(key)}, is too large a number")
+        said = int(value) if numbers else str(value)
+        if found.setdefault(key, said) != said:
+            both = f"{_shown(str(found[key]))} and {_shown(str(said))}"
+            raise DataError(f"{place}: {_shown(key)} has two classes, {both}; leave one of them")
+    return found
 
 
 def labels_path(labels: str, folder: Path) -> Path:
@@ -48,35 +70,46 @@ def labels_path(labels: str, folder: Path) -> Path:
     return beside if beside.is_file() else Path(labels)
 
 
-def _from_json(text: str, path: Path) -> dict[str, Class]:
+def _from_json(text: str, path: Path) -> list[_Line]:
     try:
-        said = json.loads(text)
+        said = json.loads(text, object_pairs_hook=tuple)  # a map would keep the last of several classes
     except (ValueError, RecursionError):
         said = None
-    if not isinstance(said, dict) or not all(isinstance(value, str | int) for value in said.values()):
+    if not isinstance(said, tuple) or not all(type(value) in (str, int) for _, value in said):
         raise DataError(f'{path}: expected a JSON map from files or folders to classes, such as {{"a.jpg": "cat"}}')
-    return {key.strip("/"): value for key, value in said.items()}
+    return [(str(path), key.strip("/"), value.strip() if isinstance(value, str) else value) for key, value in said]
 
 
-def _from_csv(text: str, path: Path) -> dict[str, Class]:
-    found: dict[str, Class] = {}
-    lines = text.splitlines()
-    for number, row in enumerate(csv.reader(lines), start=1):
-        if not row or not row[0].strip():
+def _from_csv(text: str, path: Path) -> list[_Line]:
+    found: list[_Line] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        place = f"{path}:{number}"
+        try:
+            # Line by line, for a stray quote would make one cell of all lines up to the next one.
+            cells = [cell.strip() for row in csv.reader([line], strict=True) for cell in row]
+        except csv.Error as fault:
+            raise DataError(f"{place}: {fault}; expected 'file,class', found {_shown(line)}") from None
+        if not any(cells):
             continue
-        if len(row) < 2:
-            raise DataError(f"{path}:{number}: expected 'file,class', found {','.join(row)!r}")
-        found[row[0].strip().strip("/")] = row[1].strip()
-    return _without_head(found)
+        if len(cells) < 2 or not cells[0].strip("/"):
+            raise DataError(f"{place}: expected 'file,class', found {_shown(line)}")
+        found.append((place, cells[0].strip("/"), cells[1]))
+    return found[1:] if _has_heading(found) else found
 
 
-def _without_head(found: dict[str, Class]) -> dict[str, Class]:
-    """The first line is a heading when it speaks of files and classes."""
-    first = next(iter(found), "")
-    headings = {"file", "filename", "file_name", "image", "image_id", "path", "name", "id", "key", "folder"}
-    if first.lower() in headings:
-        found.pop(first)
-    return found
+def _has_heading(lines: list[_Line]) -> bool:
+    """Whether the first line speaks of files and classes, or names a class where all others have numbers."""
+    if not lines:
+        return False
+    (_, first, named), *others = lines
+    if first.lower() in _HEADINGS:
+        return True
+    return bool(others) and not _NUMBER.fullmatch(str(named)) and all(_NUMBER.fullmatch(str(row[2])) for row in others)
+
+
+def _shown(text: str) -> str:
+    """What was found, as much of it as a message can hold."""
+    return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...")
 
 
 @dataclass

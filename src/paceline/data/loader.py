@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -31,7 +31,7 @@ def open_loader(plan: Plan, folder: Path | None, replica: int, device: torch.dev
     """The loader that suits the data set and the placement; images that cannot be decoded are listed in `run`."""
     if isinstance(plan.data, Files):
         assert folder is not None
-        bad = Quarantine.of(run, plan.data.max_bad, plan.facts.images + plan.facts.validation_images)
+        bad = Quarantine.of(run, plan.data.bad_allowed(plan.facts.images + plan.facts.validation_images))
         kind = DeviceStream if plan.placement.decoder == "gpu" else Stream
         return kind(plan, partial(open_splits, plan, plan.data, folder), replica, device, bad)
     source = open_source(plan, folder)
@@ -78,7 +78,7 @@ class Resident:
                 for step in range(steps):
                     yield batches[step * passes : (step + 1) * passes]
 
-    def validation(self) -> Iterator[MicroBatch]:
+    def validation(self) -> Generator[MicroBatch, None, None]:
         """Every image once; the last batch is padded to keep one shape, and says how many are real."""
         for numbers in judged(self._plan, self._replica):
             whole = filled_up(numbers, self._plan.evaluation_batch)
@@ -123,7 +123,7 @@ class Host:
                     made = [result() for result in results]
                     yield [self._send(images, labels, len(images), first) for images, labels, first in made]
 
-    def validation(self) -> Iterator[MicroBatch]:
+    def validation(self) -> Generator[MicroBatch, None, None]:
         """Every image once; the last batch is padded to keep one shape, and says how many are real."""
         split, size = self._source.validation, self._plan.evaluation_batch
 
@@ -132,8 +132,9 @@ class Host:
             pictures, labels = split.take(whole), split.labels_of(whole)
             return pinned(pictures, self._device), pinned(labels, self._device), len(numbers)
 
-        for images, labels, count in ahead(map(prepare, judged(self._plan, self._replica))):
-            yield self._send(images, labels, count)
+        with closing(ahead(map(prepare, judged(self._plan, self._replica)))) as batches:
+            for images, labels, count in batches:
+                yield self._send(images, labels, count)
 
     def _send(self, images: Tensor, labels: Tensor, count: int, first: int = 0) -> MicroBatch:
         moved = images.to(self._device, non_blocking=True).permute(0, 3, 1, 2)
@@ -162,7 +163,7 @@ class Synthetic:
             yield [self._slice(self._training, part, self._plan.micro_batch) for part in parts]
             start += 1
 
-    def validation(self) -> Iterator[MicroBatch]:
+    def validation(self) -> Generator[MicroBatch, None, None]:
         """Slices of the other pool, as many as the counted images need."""
         for numbers in judged(self._plan, self._replica):
             yield self._slice(self._validation, numbers, self._plan.evaluation_batch)

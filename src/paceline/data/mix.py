@@ -62,8 +62,10 @@ def _boxes(seed: int, positions: Positions, kept: Numbers, side: int) -> list[Nu
 
 def betas(key: int, positions: Positions, alpha: float) -> Numbers:
     """A number from Beta(alpha, alpha), alpha at most 1, for each position, by Johnk's method: powers of two uniforms,
-    tried again with the next index until their sum is at most 1, which at least half of all pairs satisfy."""
-    result = np.full(len(positions), 0.5)
+    tried again with the next index until their sum is at most 1, which at least half of all pairs satisfy.
+
+    Both powers are zero only where alpha is so small that Beta is 0 or 1 to all digits: then either, as likely."""
+    result = (keyed.words(key, positions, 100)[0] >> 31).astype(np.float64)
     rest = np.arange(len(positions))
     for attempt in range(100):
         a, b, c, d = keyed.words(key, positions[rest], attempt)

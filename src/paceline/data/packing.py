@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -60,29 +60,7 @@ def open_source(data: Files, folder: Path, tell: Tell | None = None) -> Index:
     form = next((form for form in FORMATS if form.recognise(folder)), None)
     if form is None or data.validation is not None or "validation" in {unit.part for unit in form.units(folder, {})}:
         return open_index(data, folder, tell)
-    return _whole(open_index(data.model_copy(update={"validation": 0.5}), folder, tell))
-
-
-def _whole(index: Index) -> Index:
-    """The same images with nothing to judge: both tables as one, in the order of all tables."""
-    tables = (index.training, index.validation)
-    rows = np.concatenate([table.rows for table in tables])
-    keys = [key for table in tables for key in table.keys]
-    shards = [name for table in tables for name in table.shards]
-    own = len(index.training)
-    rows["shard"][own:] += len(index.training.shards)
-    rows["first_object"][own:] += len(index.training.objects)
-    paths = [shards[number] for number in rows["shard"].tolist()]
-    ranks = list(zip(keys, rows["label"].tolist(), paths, rows["offset"].tolist(), strict=True))
-    order = sorted(range(len(rows)), key=ranks.__getitem__)
-    whole = Table(
-        rows[order],
-        Strings.of(shards),
-        Strings.of(keys[number] for number in order),
-        np.concatenate([table.objects for table in tables]),
-    )
-    nothing = Table(rows[:0], Strings.of([]), Strings.of([]), whole.objects[:0])
-    return replace(index, training=whole, validation=nothing)
+    return open_index(data.model_copy(update={"validation": 0.0}), folder, tell)
 
 
 def make_pack(

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.data import tiles
+from paceline.data.colours import in_colours
+from paceline.data.header import PILLOW_FORMATS
 from paceline.data.table import Flag
 from paceline.errors import DataError
 
 _ORIENTATION = 0x0112
 _TILED = _KINDS = Flag.JPEG | Flag.SEQUENTIAL | Flag.TILED
-_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
-"""What Pillow may read: pictures only, and none that is a program for another one."""
+_LONGEST_SIDE = 65_500
+"""More pixels a side a JPEG cannot hold."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def read_bytes(path: Path, offset: int, length: int) -> bytes:
 
 
 def _smaller(encoded: bytes, preset: Smaller) -> Picture | None:
-    """The picture with fewer pixels and bytes, in tiles; None where Pillow cannot decode it."""
+    """The picture with fewer pixels and bytes, in tiles; None where Pillow cannot decode it, or JPEG not hold it."""
     from PIL import Image, ImageFile  # noqa: PLC0415 - lossless packs do without Pillow
 
     ImageFile.MAXBLOCK = 1 << 24  # Pillow must write an optimised JPEG in one go
@@ -92,15 +94,18 @@ def _smaller(encoded: bytes, preset: Smaller) -> Picture | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(encoded), formats=_FORMATS) as opened:
-                orientation = opened.getexif().get(_ORIENTATION, 1)
-                image = opened.copy() if opened.mode in {"RGB", "L"} else opened.convert("RGB")
+            with Image.open(io.BytesIO(encoded), formats=PILLOW_FORMATS) as opened:
+                # A TIFF is turned by Pillow itself.
+                orientation = 1 if opened.format == "TIFF" else opened.getexif().get(_ORIENTATION, 1)
+                image = opened.copy() if opened.mode in {"RGB", "L"} else in_colours(opened)
     except Exception:  # noqa: BLE001 - a damaged file makes Pillow's many readers raise anything
         return None
     longest = max(image.size)
     if preset.max_side is not None and longest > preset.max_side:
         width, height = (max(1, round(side * preset.max_side / longest)) for side in image.size)
         image = image.resize((width, height), Image.Resampling.LANCZOS)
+    if max(image.size) > _LONGEST_SIDE:
+        return None
     unit = 8 if image.mode == "L" else 16
     exif = Image.Exif()
     if orientation in range(2, 9):

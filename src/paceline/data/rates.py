@@ -25,13 +25,19 @@ from paceline.data.packing import make_pack
 from paceline.data.prepare import Smaller
 from paceline.data.stream import CHUNK, SWITCH, Stream, TrainingCuts
 from paceline.data.table import Flag, Index, Strings, Table
+from paceline.data.workers import begin, server
 from paceline.dataset import Files
 from paceline.errors import DataError
 from paceline.placement import MOST_THREADS
 from paceline.plan import Plan
 
 Stage = Literal["read", "decode"]
+STAGES: tuple[Stage, Stage] = ("read", "decode")
 CPU = torch.device("cpu")
+WARM = 3.0
+"""Seconds at most from the first batch of a loader until its rate is measured: processes take a while to be there."""
+PATIENCE = 10.0
+"""Seconds at most until a worker that is told to end does."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +101,13 @@ class Sample:
         table, cache = pack.read_part(self.folder, "all").table, Cache(0)
         return Encoded(table, self.folder, "training", cache), Encoded(table, self.folder, "validation", cache)
 
-    def packed(self, out: Path, smaller: Smaller | None, processes: int | None = None) -> Sample:
+    def packed(
+        self, out: Path, smaller: Smaller | None, processes: int | None = None, tell: pack.Tell | None = None
+    ) -> Sample:
         """The same images in a pack that is made for them."""
         part = pack.read_part(self.folder, "all")
         nothing = Table(part.table.rows[:0], Strings.of([]), Strings.of([]), part.table.objects[:0])
-        make_pack(Index("pack", self.folder, part.classes, part.table, nothing), out, smaller, processes)
+        make_pack(Index("pack", self.folder, part.classes, part.table, nothing), out, smaller, processes, tell)
         return self._warm(self.plan, out, self.images)
 
     def plan_for(self, threads: int, device: str = "cpu", decoder: str | None = None) -> Plan:
@@ -119,12 +127,9 @@ class Sample:
 
 def measure(sample: Sample, threads: int, seconds: float) -> Rates:
     """The rates of a sample on so many threads, each measured for so many seconds."""
-    return Rates(
-        threads,
-        read=_rate(sample, "read", threads, seconds),
-        decode=_rate(sample, "decode", threads, seconds),
-        whole=loader_rate(sample, threads, seconds, CPU),
-    )
+    with _workers(threads) as pool:
+        read, decode = (_rate(pool, sample, stage, threads, seconds) for stage in STAGES)
+    return Rates(threads, read, decode, whole=loader_rate(sample, threads, seconds, CPU))
 
 
 def best(rates: Sequence[Rates]) -> Rates:
@@ -133,19 +138,19 @@ def best(rates: Sequence[Rates]) -> Rates:
     return Rates(rates[0].threads, *highest)
 
 
-def _rate(sample: Sample, stage: Stage, threads: int, seconds: float) -> float:
-    """How many images a second the workers read or decode that the loader would have: threads, or processes."""
-    pool: Executor
+def _workers(threads: int) -> Executor:
+    """Workers such as the loader would have: threads, or processes."""
     if threads > MOST_THREADS:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["paceline.data.stream"])  # as the loader does
-        pool = ProcessPoolExecutor(threads, context, _begin, (context.Barrier(threads),))
-    else:
-        sys.setswitchinterval(min(SWITCH, sys.getswitchinterval()))  # as the loader does
-        pool = ThreadPoolExecutor(threads)
-    with pool:
-        given = [(sample, stage, worker / threads, seconds) for worker in range(threads)]
-        return sum(future.result() for future in [pool.submit(_go_round, *one) for one in given])
+        context = server()
+        return ProcessPoolExecutor(threads, context, _begin, (context.Barrier(threads),))
+    sys.setswitchinterval(min(SWITCH, sys.getswitchinterval()))  # as the loader does
+    return ThreadPoolExecutor(threads)
+
+
+def _rate(pool: Executor, sample: Sample, stage: Stage, threads: int, seconds: float) -> float:
+    """How many images a second the workers read or decode, all of them together."""
+    given = [(sample, stage, worker / threads, seconds) for worker in range(threads)]
+    return sum(future.result() for future in [pool.submit(_go_round, *one) for one in given])
 
 
 _barrier: multiprocessing.synchronize.Barrier | None = None
@@ -153,7 +158,7 @@ _barrier: multiprocessing.synchronize.Barrier | None = None
 
 def _begin(barrier: multiprocessing.synchronize.Barrier) -> None:
     """What a worker process does first; the work of each begins when all are there."""
-    torch.set_num_threads(1)
+    begin()
     global _barrier  # noqa: PLW0603 - a process works for one measurement
     _barrier = barrier
 
@@ -201,13 +206,25 @@ def loader_rate(
     sample: Sample, threads: int, seconds: float, device: torch.device, decoder: str | None = None
 ) -> float:
     """How many images a second the loader itself delivers to a device, once it has begun."""
+    others = {*multiprocessing.active_children()}
+    try:
+        return _loader_rate(sample, threads, seconds, device, decoder)
+    finally:  # a worker that has only just begun would disturb what is measured next, or find the images gone
+        for process in {*multiprocessing.active_children()} - others:
+            process.join(PATIENCE)
+
+
+def _loader_rate(sample: Sample, threads: int, seconds: float, device: torch.device, decoder: str | None) -> float:
     plan = sample.plan_for(threads, device.type, decoder)
     kind = DeviceStream if decoder == "gpu" else Stream
     loader = kind(plan, sample.open, 0, device, Quarantine(None, most=sample.images))
-    slow_start = threads > MOST_THREADS or device.type != "cpu"  # processes and accelerators take a while to be there
+    slow_start = threads > MOST_THREADS or device.type != "cpu"
     with closing(loader), closing(loader.training(0)) as shares:
-        for _ in range(4 * CHUNK if slow_start else 1):
+        next(shares)
+        start, left = time.perf_counter(), 4 * CHUNK if slow_start else 0
+        while left and time.perf_counter() - start < WARM:
             next(shares)
+            left -= 1
         _wait_for(device)
         start, images = time.perf_counter(), 0
         while time.perf_counter() - start < seconds or not images:

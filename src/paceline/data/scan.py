@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from paceline.data import store
 from paceline.data.assemble import assemble
-from paceline.data.formats import Format, Found, Unit, tfrecord, webdataset
+from paceline.data.formats import Format, Found, Unit, listed, some_of, tfrecord, webdataset
 from paceline.data.formats import folder as folders
 from paceline.data.formats import pack as packs
 from paceline.data.labels import labels_path
@@ -24,7 +25,7 @@ from paceline.data.table import Index, Strings, Table
 from paceline.dataset import Files
 from paceline.errors import DataError
 
-VERSION = 1
+VERSION = 2
 """Goes up whenever an index of the same files would be another one."""
 
 FORMATS: tuple[Format, ...] = (packs, folders, tfrecord, webdataset)
@@ -33,6 +34,8 @@ FORMATS: tuple[Format, ...] = (packs, folders, tfrecord, webdataset)
 Tell = Callable[[str, int, int], None]
 """Progress: what is done, how much of it, of how much."""
 
+_LOOKED_INTO = 32
+"""Folders that are looked into for a data set that may be meant."""
 _THREADS = min(16, 4 * (os.cpu_count() or 1))
 
 
@@ -47,7 +50,7 @@ def open_index(data: Files, folder: Path, tell: Tell | None = None) -> Index:
     if form is None:
         raise DataError(
             f"{folder}: no images are here; expected class folders (train/ and val/), TFRecords "
-            f"(train-00000-of-01024), WebDataset tars (train-000000.tar) or a Paceline pack"
+            f"(train-00000-of-01024), WebDataset tars (train-000000.tar) or a Paceline pack{meant(folder)}"
         )
     name = f"index-{_digest(form, data, folder)}.bin"
     for place in store.places(folder):
@@ -64,6 +67,17 @@ def open_index(data: Files, folder: Path, tell: Tell | None = None) -> Index:
         return _made(form, data, folder, place_to_write, name, tell)
 
 
+def meant(folder: Path) -> str:
+    """The end of a message on a folder that holds no data set: the data sets that lie right below it, if any do."""
+    below = []
+    for name in sorted(entry.name for entry in listed(folder) if entry.is_dir())[:_LOOKED_INTO]:
+        with suppress(DataError):  # one that cannot be read is not meant
+            below += [name] if recognised(folder / name) else []
+    if len(below) == 1:
+        return f"; did you mean --data {folder / below[0]}?"
+    return f"; did you mean one of the folders in it: {some_of(below)}?" if below else ""
+
+
 def _format_of(folder: Path) -> Format | None:
     return next((form for form in FORMATS if form.recognise(folder)), None)
 
@@ -73,15 +87,15 @@ def _made(form: Format, data: Files, folder: Path, place: Path, name: str, tell:
     before = _last_scan(place, form)
     units = form.units(folder, {unit: seen for unit, (seen, _) in before.items()})
     founds = _scanned(form, folder, units, before, tell)
-    index = assemble(form, data, folder, units, founds)
-    try:
+    with suppress(OSError):  # a full disk makes the next start slower, no more
         if [seen for seen, _ in before.values()] != units:
-            _keep_scan(place, form, units, founds)
+            _keep_scan(place, form, units, founds)  # even where the settings are then refused
             store.drop(place, "index-*.bin")  # those of other settings speak of files as they were
+    index = assemble(form, data, folder, units, founds)
+    with suppress(OSError):
         _keep_index(place / name, index, units)
-    except OSError:
-        return index  # a full disk makes the next start slower, no more
-    return _opened(form, folder, place, name) or index
+        return _opened(form, folder, place, name) or index
+    return index
 
 
 def _scanned(
@@ -183,6 +197,7 @@ def _keep_scan(place: Path, form: Format, units: Sequence[Unit], founds: Sequenc
             len(found.shards),
             len(found.objects),
             found.names,
+            found.left_out,
         ]
         for unit, found in zip(units, founds, strict=True)
     ]
@@ -213,7 +228,7 @@ def _last_scan(place: Path, form: Format) -> dict[str, tuple[Unit, Found]]:
         return {}
     known, row, shard, thing = {}, 0, 0, 0
     for unit, said in zip(units := _units(scanned, form), scanned.facts["units"][: len(units)], strict=True):
-        rows, shards, objects, names = said[4:]
+        rows, shards, objects, names, left_out = said[4:]
         known[unit.name] = (
             unit,
             Found(
@@ -222,6 +237,7 @@ def _last_scan(place: Path, form: Format) -> dict[str, tuple[Unit, Found]]:
                 _some(_strings(scanned, "keys"), row, rows),
                 scanned.arrays["objects"][thing : thing + objects],
                 tuple(names),
+                left_out,
             ),
         )
         row, shard, thing = row + rows, shard + shards, thing + objects

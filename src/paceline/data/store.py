@@ -1,4 +1,4 @@
-"""Where indexes are kept: arrays in one memory-mapped file, beside the data or in the user's cache."""
+"""Where what is made once is kept: indexes in files, beside the data or in a cache, and memory for other processes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import hashlib
 import json
 import mmap
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,9 +51,33 @@ def cache_folder() -> Path:
 
 
 def places(folder: Path) -> tuple[Path, ...]:
-    """Where what is known of a data folder may be kept: beside the data, else in the user's cache."""
-    name = hashlib.blake2b(os.fsencode(folder.resolve()), digest_size=8).hexdigest()
-    cache = cache_folder() / "index" / name
+    """Where what is known of a data folder may be kept: beside the data, else in the user's cache, else for a while."""
+    passing = _temporary_place(folder)
+    return (*_lasting_places(folder), *([passing] if _is_own(passing) else []))
+
+
+def lasting_place(folder: Path) -> Path | None:
+    """The first place that can be written and is meant for large files that stay, made if need be."""
+    for place in _lasting_places(folder):
+        with suppress(OSError):
+            place.mkdir(parents=True, exist_ok=True)
+            if os.access(place, os.W_OK | os.X_OK):
+                return place
+    return None
+
+
+def writable_place(folder: Path) -> Path | None:
+    """The first of the places that can be written, made if need be."""
+    if (place := lasting_place(folder)) is not None:
+        return place
+    place = _temporary_place(folder)
+    with suppress(OSError):
+        place.mkdir(0o700, exist_ok=True)
+    return place if _is_own(place) else None
+
+
+def _lasting_places(folder: Path) -> tuple[Path, ...]:
+    cache = cache_folder() / "index" / _name(folder)
     with os.scandir(folder) as children:
         visible = [child.name for child in children if child.is_dir() and not child.name.startswith(".")]
     # Other programs take every folder beside class folders for a class.
@@ -58,14 +85,25 @@ def places(folder: Path) -> tuple[Path, ...]:
     return (cache,) if holds_classes else (folder / ".paceline", cache)
 
 
-def writable_place(folder: Path) -> Path | None:
-    """The first of the places that can be written, made if need be."""
-    for place in places(folder):
-        with suppress(OSError):
-            place.mkdir(parents=True, exist_ok=True)
-            if os.access(place, os.W_OK | os.X_OK):
-                return place
-    return None
+def _temporary_place(folder: Path) -> Path:
+    """Where all processes of this user find the index that one of them has made, if nothing else can be written."""
+    try:
+        return Path(tempfile.gettempdir()) / f"paceline-{os.getuid()}-{_name(folder)}"
+    except OSError:  # nothing at all can be written
+        return Path(os.devnull)
+
+
+def _is_own(place: Path) -> bool:
+    """Whether a folder is this user's alone to write: anybody may make folders among temporary ones."""
+    try:
+        status = place.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def _name(folder: Path) -> str:
+    return hashlib.blake2b(os.fsencode(folder.resolve()), digest_size=8).hexdigest()
 
 
 @contextmanager
@@ -81,6 +119,25 @@ def locked(place: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+class Memory:
+    """Bytes that other processes open by their path: zeros at first, which take no room until they are written to."""
+
+    def __init__(self, size: int, path: str | None = None) -> None:
+        self.size, named = size, None
+        if path is not None:
+            self.file, self.path = os.open(path, os.O_RDWR | os.O_CLOEXEC), path
+        elif hasattr(os, "memfd_create"):  # not /dev/shm, which containers keep small
+            self.file = os.memfd_create("paceline")
+            self.path = f"/proc/{os.getpid()}/fd/{self.file}"
+        else:
+            named = tempfile.NamedTemporaryFile(prefix="paceline-")  # noqa: SIM115 - gone when this is
+            self.file, self.path = named.fileno(), named.name
+        self.close = finalize(self, named.close if named is not None else partial(os.close, self.file))
+        if path is None:
+            os.ftruncate(self.file, size)
+        self.mapped = mmap.mmap(self.file, size)
 
 
 def write(path: Path, facts: Mapping[str, Any], arrays: Arrays) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,8 @@ from paceline.data.batches import MicroBatch, Shares, ahead, endless, filled_up
 from paceline.data.boxes import evaluation_boxes, training_boxes
 from paceline.data.decode import Undecodable, decode_into
 from paceline.data.decoded import Decoded, open_decoded
-from paceline.data.encoded import Encoded, Numbers, Quarantine
+from paceline.data.encoded import Cache, Encoded, Numbers, Quarantine
+from paceline.data.identity import digest_of
 from paceline.data.order import Order, Positions, judged, share, training_order
 from paceline.data.own import own_function
 from paceline.data.table import Flag
@@ -100,12 +101,18 @@ class Filler:
         picture[:] = made
 
 
-def filler(plan: Plan, opens: Opens) -> Filler:
-    """What a worker of its own decodes with."""
+def filler(plan: Plan, opens: Opens, digest: str, cache: Cache) -> Filler:
+    """What a worker process decodes with: what its replica has opened, by the digest of it, and the replica's cache."""
     splits = opens()
-    assert isinstance(plan.placement.loader_threads, int)
-    splits[0].cache.room //= plan.placement.loader_threads  # both splits share it, and all workers share the budget
+    if _digest(splits) != digest:
+        raise DataError(f"{splits[0].folder}: the data have changed since the run began; start again")
+    for split in splits:
+        split.cache = cache
     return Filler(plan, splits)
+
+
+def _digest(splits: tuple[Encoded, Encoded]) -> str:
+    return digest_of(*(split.table for split in splits))
 
 
 class Cuts(Protocol):
@@ -137,7 +144,8 @@ class Stream:
         self._fill = Filler(plan, splits)
         self._workers: Workers
         if plan.placement.loader_threads > MOST_THREADS:
-            self._workers = Processes(partial(filler, plan, opens), plan.placement.loader_threads, device)
+            makes = partial(filler, plan, opens, _digest(splits), self._training.cache)
+            self._workers = Processes(makes, plan.placement.loader_threads, device)
         else:
             self._workers = Threads(self._fill, plan.placement.loader_threads, device)
             sys.setswitchinterval(min(SWITCH, sys.getswitchinterval()))
@@ -162,7 +170,7 @@ class Stream:
         finally:
             self._workers.drop()
 
-    def validation(self) -> Iterator[MicroBatch]:
+    def validation(self) -> Generator[MicroBatch, None, None]:
         """Every image once; the last batch is filled up to keep one shape, and says how many are real."""
         cuts = EvaluationCuts(self._plan, self._validation)
 
@@ -207,7 +215,7 @@ class Stream:
 
     def _replace(self, split: Encoded, bad: int, place: int, cuts: Cuts, into: Pictures, fault: str) -> int:
         """Put the next image that can be decoded in place of a bad one, cut as its place in the list says."""
-        self._bad.add(split, bad, fault)
+        self._bad.add(split, bad, fault, self._is_bad)
         for number in split.after(bad):
             boxes, mirrored = cuts.cut(np.array([place]), np.array([number]))
             found = self._fill.decode(split, number, boxes[0], bool(mirrored[0]), into)
@@ -215,8 +223,17 @@ class Stream:
                 if cuts.positions is not None:
                     self._fill.change(int(cuts.positions[place]), into)
                 return number
-            self._bad.add(split, number, found)
+            self._bad.add(split, number, found, self._is_bad)
         raise DataError(f"none of the {split.count:,} {split.split} images can be decoded")
+
+    def _is_bad(self, name: str, number: int) -> bool:
+        """Whether an image of a split cannot be decoded as it is now, wherever it is cut."""
+        split = self._training if name == self._training.split else self._validation
+        if number >= split.count:
+            return False
+        (width,), (height,) = _sizes(self._plan, split.table.rows[[number]])
+        whole, small = np.array([0, 0, height, width]), np.empty((8, 8, 3), np.uint8)
+        return self._fill.decode(split, number, whole, False, small) is not None
 
     def _labels(self, split: Encoded, shown: Numbers) -> Tensor:
         labels = torch.from_numpy(split.labels_of(shown))

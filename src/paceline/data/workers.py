@@ -7,13 +7,13 @@ import mmap
 import multiprocessing
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import connection
+from multiprocessing import connection, forkserver, resource_tracker
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -23,11 +23,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.data import store
 from paceline.errors import Broken
 
 Pictures = NDArray[np.uint8]
 Faults = list[tuple[int, str]]
 """The images of a chunk that cannot be decoded, by their place in it, and why."""
+STOPS = (signal.SIGINT, signal.SIGTERM)
+"""What asks a run to stop; sent to all of its processes, the replica alone acts on it."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +116,9 @@ class Processes:
     """Processes that open the data themselves; they end with this one, however it ends."""
 
     def __init__(self, makes: Callable[[], Fill], count: int, device: torch.device) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["paceline.data.stream"])  # so that torch is loaded once, and shared
         self.device, self.free, self._begun = device, list[_Shared](), WeakSet[Future[Faults]]()
         self._taking = threading.Lock()
-        self._pool = ProcessPoolExecutor(count, context, _begin, (makes,))
+        self._pool = ProcessPoolExecutor(count, server(), _begin, (makes,))
 
     def batch(self, shape: tuple[int, ...]) -> Batch:
         size = int(np.prod(shape))
@@ -155,6 +156,19 @@ class Processes:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+def server() -> ForkServerContext:
+    """What worker processes come from: one process that goes on when a signal asks the run to stop."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["paceline.data.stream"])  # so that torch is loaded once, and shared
+    resource_tracker.ensure_running()  # if it began in the call below, it would let signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:  # what it begins with blocked stays so, and one that is meant for this process comes a moment later
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return context
+
+
 _numbers = itertools.count()
 """Tell one memory from another that has its path, once the first is gone."""
 
@@ -165,14 +179,9 @@ class _Shared:
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self.number = next(_numbers)
-        if hasattr(os, "memfd_create"):  # not /dev/shm, which containers keep small
-            self._file = os.memfd_create("paceline")
-            self.path = f"/proc/{os.getpid()}/fd/{self._file}"
-        else:
-            self._named = tempfile.NamedTemporaryFile(prefix="paceline-")  # noqa: SIM115 - gone when this is
-            self._file, self.path = self._named.fileno(), self._named.name
-        os.ftruncate(self._file, self.size)
-        self.memory = np.frombuffer(mmap.mmap(self._file, self.size), np.uint8)
+        self._lent = store.Memory(self.size)
+        self.path = self._lent.path
+        self.memory = np.frombuffer(self._lent.mapped, np.uint8)
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
         if self._copied:
             torch.cuda.cudart().cudaHostRegister(self.memory.ctypes.data, self.size, 0)
@@ -190,7 +199,7 @@ class _Shared:
         if self._copied:
             self._copied.synchronize()
             torch.cuda.cudart().cudaHostUnregister(self.memory.ctypes.data)
-        os.close(self._file)
+        self._lent.close()
 
     def wait(self) -> None:
         """Until the last copy from here is done."""
@@ -222,14 +231,30 @@ _fill: Fill
 _mapped: dict[str, tuple[int, Pictures]] = {}
 
 
-def _begin(makes: Callable[[], Fill]) -> None:
-    """What a worker process does first."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the replica decides when its workers end
+def begin() -> None:
+    """What every worker process does first."""
+    for number in STOPS:  # the replica decides when its workers end
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_replica, daemon=True).start()
     torch.set_num_threads(1)
+
+
+def _begin(makes: Callable[[], Fill]) -> None:
+    begin()
     global _fill  # noqa: PLW0603 - a process works for one plan
-    _fill = makes()
+    try:
+        _fill = makes()
+    except Exception as fault:  # noqa: BLE001 - from here it would look as if the process had been killed
+        _fill = _failing(fault)
+
+
+def _failing(fault: Exception) -> Fill:
+    """Tells of a fault to whoever has a chunk decoded."""
+
+    def fill(*_: object) -> Faults:
+        raise fault
+
+    return fill
 
 
 def _end_with_the_replica() -> None:

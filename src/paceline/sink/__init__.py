@@ -11,6 +11,9 @@ class Sink:
     def step(self, step: int) -> None:
         """A step was done (nothing about it is known on the host yet)."""
 
+    def judged(self, images: int) -> None:
+        """About so many validation images were judged, of a validation that goes on."""
+
     def report(self, row: Row) -> None:
         """Losses were read."""
 
@@ -27,6 +30,10 @@ class Several(Sink):
     def step(self, step: int) -> None:
         for sink in self._sinks:
             sink.step(step)
+
+    def judged(self, images: int) -> None:
+        for sink in self._sinks:
+            sink.judged(images)
 
     def report(self, row: Row) -> None:
         for sink in self._sinks:

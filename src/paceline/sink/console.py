@@ -28,8 +28,10 @@ class Terminal(Sink):
             console=console,
             disable=not console.is_terminal,
         )
-        self._shown = 0.0
+        self._shown = time.monotonic()
         self._task = self._progress.add_task("training", total=plan.steps, completed=step, numbers="")
+        images = plan.facts.validation_images
+        self._judging = self._progress.add_task("validation", total=images, numbers="images", visible=False)
 
     def __enter__(self) -> Terminal:
         self._progress.start()
@@ -46,10 +48,19 @@ class Terminal(Sink):
             self._progress.update(self._task, completed=step)
             self._shown = now
 
+    def judged(self, images: int) -> None:
+        now = time.monotonic()
+        if now - self._shown < (0.1 if self._console.is_terminal else 10):
+            return
+        self._shown = now
+        self._progress.update(self._judging, completed=images, visible=True)
+        if not self._console.is_terminal:
+            self._console.print(f"validation: {images:,} of {self._plan.facts.validation_images:,} images")
+
     def report(self, row: Row) -> None:
         numbers = f"loss {row['loss']:.4f}  top-1 {row['top1']:.2%}  {row['images_per_second']:,.0f} images/s"
         if row["bad_steps"]:
-            numbers += f"  [red]{row['bad_steps']} bad steps[/red]"
+            numbers += f"  [red]{row['bad_steps']} bad {'step' if row['bad_steps'] == 1 else 'steps'}[/red]"
         self._progress.update(self._task, completed=row["step"], numbers=numbers)
         if not self._console.is_terminal:
             self._console.print(
@@ -57,9 +68,11 @@ class Terminal(Sink):
             )
 
     def validation(self, row: Row) -> None:
+        self._progress.reset(self._judging, visible=False)
         what = "validation of the average" if row.get("averaged") else "validation"
+        top5 = f"  top-5 {row['top5']:.2%}" if self._plan.facts.classes > 5 else ""
         self._progress.console.print(
-            f"epoch {row['epoch']:6.2f}  {what}: top-1 [bold]{row['top1']:.2%}[/bold]  top-5 {row['top5']:.2%}  "
+            f"epoch {row['epoch']:6.2f}  {what}: top-1 [bold]{row['top1']:.2%}[/bold]{top5}  "
             f"loss {row['loss']:.4f}  ({row['images']:,} images in {row['seconds']:.1f} s)",
             soft_wrap=True,
             highlight=False,

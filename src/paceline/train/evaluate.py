@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import torch
 
 from paceline.data.batches import Loader
 from paceline.model.whole import JUDGEMENT, Whole, exact
 from paceline.plan import Plan
 from paceline.record import Run
+from paceline.sink import Sink
 from paceline.train.state import State
+from paceline.train.wishes import Stopped, Wishes
 from paceline.world import World
 
+Judgement = dict[str, float | int]
+"""Loss, shares of right answers and the number of images that they are of."""
 
-def judge(plan: Plan, world: World, state: State, loader: Loader) -> dict[str, float | int]:
+
+def judge(
+    plan: Plan, world: World, state: State, loader: Loader, sink: Sink | None = None, wishes: Wishes | None = None
+) -> Judgement:
     """Accuracy of what a run has made so far: its averaged weights where there is an average, else its weights."""
     if state.average is None:
-        return evaluate(plan, world, state.network, loader)
+        return evaluate(plan, world, state.network, loader, sink, wishes)
     if not state.average.begun(state.step):
-        return evaluate(plan, world, state.network, loader) | {"averaged": False}
+        return evaluate(plan, world, state.network, loader, sink, wishes) | {"averaged": False}
     with state.average.shown():
-        return evaluate(plan, world, state.network, loader) | {"averaged": True}
+        return evaluate(plan, world, state.network, loader, sink, wishes) | {"averaged": True}
 
 
 def owes_judgement(plan: Plan, world: World, run: Run, step: int) -> bool:
@@ -30,11 +39,23 @@ def owes_judgement(plan: Plan, world: World, run: Run, step: int) -> bool:
     return bool(world.agree([int(due and not known)])[0])
 
 
-def evaluate(plan: Plan, world: World, network: Whole, loader: Loader) -> dict[str, float | int]:
-    """Mean loss, top-1 and top-5 accuracy of the network as it is."""
-    sums = torch.zeros(len(JUDGEMENT), dtype=exact(world.device), device=world.device)
-    for batch in loader.validation():
-        sums += network.judge(batch)
-    loss, top1, top5, images = world.sum(sums).tolist()
+def evaluate(
+    plan: Plan, world: World, network: Whole, loader: Loader, sink: Sink | None = None, wishes: Wishes | None = None
+) -> Judgement:
+    """Mean loss, top-1 and top-5 accuracy of the network as it is; Stopped where a signal comes before the end."""
+    sums = torch.zeros(len(JUDGEMENT) + 1, dtype=exact(world.device), device=world.device)
+    seen = 0
+    with closing(loader.validation()) as batches:
+        for batch in batches:
+            if wishes and wishes.urgent:
+                sums[-1] = 1  # the others hear of it with the sums, when they come to the end or leave too
+                break
+            sums[:-1] += network.judge(batch)
+            seen += batch.count
+            if sink:
+                sink.judged(min(seen * world.replicas, plan.facts.validation_images))
+    loss, top1, top5, images, stopped = world.sum(sums).tolist()
+    if stopped:
+        raise Stopped
     assert int(images) == plan.facts.validation_images, f"judged {images} of {plan.facts.validation_images} images"
     return {"loss": loss / images, "top1": top1 / images, "top5": top5 / images, "images": int(images)}

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from paceline import checkpoint
-from paceline.errors import Broken, ReadFailed
+from paceline.errors import Broken, DataError, ReadFailed
 from paceline.plan import Plan
 from paceline.record import Row, Run, best_step
 from paceline.train.state import State, to_files
+from paceline.train.wishes import Stopped
 
 
 def save(plan: Plan, run: Run, state: State) -> None:
@@ -40,14 +41,15 @@ def to_keep(plan: Plan, saved: list[int], rows: list[Row]) -> set[int]:
 
 @contextmanager
 def saved_if_cut_off(plan: Plan, run: Run, state: State) -> Iterator[None]:
-    """End saved, as it was before the step or validation whose images cannot be read, or where another replica left.
+    """End saved, as it was before the step or validation whose images cannot be read, of which too many are damaged, in
+    which a signal came, or where another replica left.
 
     On the CPU, what replicas exchange comes before anything of the state changes, so that a step is done whole or not
     at all. An accelerator may have gone on with what it did not get: replicas there go back to the last checkpoint.
     """
     try:
         yield
-    except ReadFailed:
+    except (ReadFailed, DataError, Stopped):
         save(plan, run, state)
         raise
     except Broken:

@@ -26,7 +26,7 @@ def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink
 
     def validate() -> None:
         with clock.pause(), saved_if_cut_off(plan, run, state):
-            row = judge(plan, world, state, loader)
+            row = judge(plan, world, state, loader, sink, wishes)
         sink.validation(run.write("validation", **clock.validation(state.step, row)))
 
     if state.step == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import torch
@@ -12,13 +12,12 @@ from rich.markup import escape
 
 from paceline import checkpoint
 from paceline.data.doctor import Watch
-from paceline.data.encoded import QUARANTINE, listed
 from paceline.data.loader import open_loader
 from paceline.errors import INTERRUPTED, Broken, RunError, UserError
 from paceline.launch import OURS, Launch
 from paceline.machine import Machine
 from paceline.plan import Plan
-from paceline.record import Row, Run, latest, start_row
+from paceline.record import Run, start_row
 from paceline.sink import Several, Sink
 from paceline.sink.console import Terminal
 from paceline.sink.csv import Csv
@@ -26,7 +25,8 @@ from paceline.train.advice import Advice
 from paceline.train.average import conclude
 from paceline.train.loop import train
 from paceline.train.state import State, begin, fresh, restore
-from paceline.train.wishes import Signals, Wishes
+from paceline.train.wishes import Signals, Stopped, Wishes
+from paceline.train.words import say_goodbye, say_hello, too_large
 from paceline.world import World, join
 
 
@@ -40,7 +40,7 @@ def work(plan: Plan, launch: Launch | None, machine: Machine, folder: Path, data
     try:
         status = _train(plan, world, run, machine, data, console, signals)
     except (UserError, torch.OutOfMemoryError) as fault:
-        told = fault if isinstance(fault, UserError) else Broken(_too_large(plan))
+        told = fault if isinstance(fault, UserError) else Broken(too_large(plan))
         _note_failure(run, told)
         raise told from None
     finally:
@@ -79,6 +79,7 @@ def _train(
     seconds = plan.placement.save
     wishes = Wishes(world, signals, float(seconds.amount) if seconds.unit == "seconds" else None)
     if run.writer:
+        say_hello(plan, run, state, console)
         start = run.write("start", **start_row(plan, machine, state.step, before))
         for key, (old, new) in start["arithmetic_changed"].items():
             console.print(f"on.{key} was {old} and is {new}: rounding changes from here on", soft_wrap=True)
@@ -89,13 +90,15 @@ def _train(
             terminal = stack.enter_context(Terminal(plan, state.step, console))
             advice = Advice(Watch(plan, data, machine.cores), run, console)
             sink = Several(terminal, Csv(run.folder, before, state.step), advice)
-        done = train(plan, world, run, state, loader, sink, wishes)
+        done = False
+        with suppress(Stopped):
+            done = train(plan, world, run, state, loader, sink, wishes)
     if done:
         conclude(plan, world, run, state, loader)
     run.write("end" if done else "interrupted", step=state.step)
     run.log(f"{'end' if done else 'interrupted'} at step {state.step}")
     if world.first:
-        _say_goodbye(plan, run, state.step, done, console)
+        say_goodbye(plan, run, state.step, done, console)
     if not done and OURS in os.environ:
         if world.first:
             Path(os.environ[OURS], "interrupted").touch()
@@ -140,52 +143,3 @@ def _note_failure(run: Run, fault: UserError) -> None:
         run.log(f"failed: {fault}")
     except Broken:
         return
-
-
-def _too_large(plan: Plan) -> str:
-    m = plan.micro_batch
-    return f"out of memory at on.micro_batch={m}; write a smaller one, such as on.micro_batch={max(1, m // 2)}"
-
-
-def _say_goodbye(plan: Plan, run: Run, step: int, done: bool, console: Console) -> None:
-    """What came out, where it is, and what to try next."""
-    if not done:
-        console.print(
-            f"Interrupted after step {step} of {plan.steps}; saved. Go on with: paceline resume {run.folder}",
-            soft_wrap=True,
-        )
-        return
-    rows = run.rows()
-    judged, reports = latest(rows, "validation"), latest(rows, "report")
-    last: Row = judged[-1]
-    console.print(
-        f"\n[bold green]top-1 {last['top1']:.2%}[/bold green], top-5 {last['top5']:.2%} of {last['images']:,} "
-        f"validation images after {plan.epoch(step):.3g} epochs, {reports[-1]['total_seconds']:.1f} s of training.",
-        highlight=False,
-        soft_wrap=True,
-    )
-    for row in [row for row in latest(rows, "average")[-1:] if plan.averaged_steps]:
-        console.print(
-            f"[bold green]top-1 {row['top1']:.2%}[/bold green] of the mean of the last {len(row['steps'])} "
-            f"checkpoints: {run.folder / 'averaged'}",
-            highlight=False,
-            soft_wrap=True,
-        )
-    bad = listed(run.folder)
-    if bad:
-        console.print(
-            f"[yellow]{len(bad)} images cannot be decoded and were replaced by their neighbours:[/yellow] "
-            f"{escape(str(run.folder / QUARANTINE))}",
-            soft_wrap=True,
-        )
-    if reports[-1]["bad_steps"]:
-        console.print(
-            f"[red]{reports[-1]['bad_steps']} steps were skipped: their gradients were not finite[/red]", soft_wrap=True
-        )
-    console.print(
-        f"Run folder: {run.folder}\n\nNext: paceline validate {run.folder}\n      paceline verify shapes/resnet8\n"
-        f"      paceline train cifar10/resnet20 --data FOLDER\n      paceline recipes",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )

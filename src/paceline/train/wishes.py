@@ -14,6 +14,12 @@ from torch import Tensor
 from paceline.world import World
 
 STOP, SAVE = range(2)
+
+
+class Stopped(Exception):
+    """A signal came to some replica in the middle of a validation, and all have left it."""
+
+
 LAG = 4
 """Steps between a wish and its fulfilment on an accelerator, so that reading it never waits for the device."""
 
@@ -86,6 +92,11 @@ class Wishes:
             copy, event = self._coming.popleft()
             event.synchronize()
             self._granted = [wish > 0 for wish in copy.tolist()]
+
+    @property
+    def urgent(self) -> bool:
+        """A signal came to this replica, though perhaps to no other."""
+        return self._signals.stop
 
     @property
     def stop(self) -> bool:

@@ -24,7 +24,9 @@ UNLABELLED = -(2**31)
 MOST_OBJECTS = 65_535
 """A row counts no more."""
 
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp")
+IMAGE_ENDINGS = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Found:
     objects: Objects = field(default_factory=lambda: np.zeros((0, 4), np.float32))
     names: tuple[str, ...] = ()
     """The classes that labels count into; empty where labels are the numbers that the files hold."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """How many files of each ending are no images, where only images should be."""
 
 
 class Format(Protocol):
@@ -97,20 +101,20 @@ def part_of(path: str) -> Part:
     return "all"
 
 
-_SHARD = re.compile(r"\.tfrecords?$|-\d{5}-of-\d{5}$|\.tar$|\.(tfrecords?|tar)\.gz$|\.tgz$", re.IGNORECASE)
+_SHARD = re.compile(r"\.tfrecords?$|-\d{5}-of-\d{5}$|\.tar$", re.IGNORECASE)
 
 
 def listed(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """What is in a folder, in no order, without hidden files."""
+    """What is in a folder, in no order, without hidden files and what a disk keeps at its root."""
     try:
         with os.scandir(folder) as entries:
-            yield from (entry for entry in entries if not entry.name.startswith("."))
+            yield from (entry for entry in entries if not entry.name.startswith(".") and entry.name != "lost+found")
     except OSError as fault:
         raise DataError(f"{folder}: cannot be read: {fault.strerror}") from None
 
 
 def holds_shards(folder: Path) -> bool:
-    """Whether files with many images in each lie here."""
+    """Whether files with many images in each lie here; a compressed one is what images were unpacked from."""
     return any(_SHARD.search(entry.name) for entry in listed(folder))
 
 
@@ -139,6 +143,11 @@ def good_objects(boxes: NDArray[np.float64]) -> Objects:
     """Boxes of top, left, bottom, right, cut to the image; those that hold nothing are left out."""
     cut = np.clip(np.nan_to_num(boxes.reshape(-1, 4), nan=-1.0), 0, 1)
     return cut[(cut[:, 0] < cut[:, 2]) & (cut[:, 1] < cut[:, 3])][:MOST_OBJECTS].astype(np.float32)
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Names for a message; of many, the first."""
+    return ", ".join([*names[:8], *(["..."] if len(names) > 8 else [])])
 
 
 def as_label(number: int) -> int:

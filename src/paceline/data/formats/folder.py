@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from paceline.data.formats import IMAGE_ENDINGS, UNLABELLED, Found, Part, Unit, holds_shards, listed, table_rows
+from paceline.data.formats import (
+    IMAGE_ENDINGS,
+    UNLABELLED,
+    Found,
+    Part,
+    Unit,
+    holds_shards,
+    listed,
+    some_of,
+    table_rows,
+)
 from paceline.data.header import look_in
 from paceline.data.table import Flag
 from paceline.errors import DataError
@@ -21,6 +32,8 @@ _TRAINING = ("train", "training")
 _VALIDATION = ("val", "valid", "validation", "eval", "test")
 """Of several, the first counts: the test part of many data sets has no labels."""
 
+_TEXTS = ("", ".csv", ".json", ".txt", ".md", ".yaml", ".html", ".xml")
+"""What may describe the images, and is not missed where it lies beside class folders."""
 _DEEPEST = 16
 _CHUNK = 4096
 _THREADS = 8
@@ -43,11 +56,28 @@ def units(folder: Path, known: Mapping[str, Unit]) -> list[Unit]:
     if training is None and below and all(name.lower() in _VALIDATION for name in below):
         raise DataError(f"{folder}: there is '{below[0]}' but no 'train' folder; put the training images there")
     if training is None:
-        return list(_walk(folder, "", "all", known, 0))
+        whole = list(_walk(folder, "", "all", known, 0))
+        _refuse_sets(folder, whole)
+        return whole
     by_name = {name.lower(): name for name in below}
     validation = next((by_name[name] for name in _VALIDATION if name in by_name), None)
     found = list(_walk(folder, training, "training", known, 0))
     return found if validation is None else found + list(_walk(folder, validation, "validation", known, 0))
+
+
+def _refuse_sets(folder: Path, whole: Sequence[Unit]) -> None:
+    """Refuse class folders that have parts: each of them is a data set, and not a class."""
+    parts = (set(_TRAINING), set(_VALIDATION))
+    sets = [
+        unit.name
+        for unit in whole
+        if unit.name and "/" not in unit.name and all(part & {name.lower() for name in unit.below} for part in parts)
+    ]
+    if sets:
+        raise DataError(
+            f"{folder}: each of these has training and validation images of its own: {some_of(sets)}; "
+            f"write the one that is meant, such as --data {folder / sets[0]}"
+        )
 
 
 def _training_part(folder: Path, below: Sequence[str]) -> str | None:
@@ -60,7 +90,9 @@ def _training_part(folder: Path, below: Sequence[str]) -> str | None:
 
 def scan(folder: Path, unit: Unit) -> Found:
     """The images of one folder, not of those below it."""
-    names = _images(folder / unit.name)
+    named = _class_of(unit)
+    names, others = _files(folder / unit.name)
+    left_out = others if named else Counter({end: others[end] for end in others if end not in _TEXTS})
     chunks = [names[start : start + _CHUNK] for start in range(0, len(names), _CHUNK)]
     rows = table_rows(len(names))
     if len(chunks) > 1:
@@ -73,11 +105,10 @@ def scan(folder: Path, unit: Unit) -> Found:
     if names:
         rows["length"], rows["width"], rows["height"], rows["flags"] = np.array(looked, np.uint32).T
     rows["shard"] = np.arange(len(names))
-    named = _class_of(unit)
     rows["label"] = 0 if named else UNLABELLED
     start = f"{unit.name}/" if unit.name else ""
     keys = [name.rpartition(".")[0] for name in names]
-    return Found(rows, [start + name for name in names], keys, names=named)
+    return Found(rows, [start + name for name in names], keys, names=named, left_out=left_out)
 
 
 def classes(folder: Path) -> tuple[str, ...] | None:
@@ -89,6 +120,27 @@ def classes(folder: Path) -> tuple[str, ...] | None:
 def notes() -> tuple[str, ...]:
     """Nothing to say."""
     return ()
+
+
+def missed(units: Sequence[Unit], founds: Sequence[Found]) -> tuple[str, ...]:
+    """What a person may miss: files that are no images by their endings, and class folders without images."""
+    endings, images = Counter[str](), Counter[str]()
+    for unit, found in zip(units, founds, strict=True):
+        endings.update(found.left_out)
+        if _class_of(unit):
+            images["/".join(unit.name.split("/")[: 1 if unit.part == "all" else 2])] += len(found.rows)
+    ranked = sorted(endings.items(), key=lambda item: (-item[1], item[0]))
+    said = [f"{count:,} {ending or 'without ending'}" for ending, count in ranked]
+    empty = [name for name, count in images.items() if not count]
+    total = endings.total()
+    return (
+        *([f"{total:,} {'file was' if total == 1 else 'files were'} left out: {some_of(said)}"] if said else []),
+        *(
+            [f"{len(empty):,} {'folder has' if len(empty) == 1 else 'folders have'} no images: {some_of(empty)}"]
+            if empty
+            else []
+        ),
+    )
 
 
 def _class_of(unit: Unit) -> tuple[str, ...]:
@@ -113,8 +165,17 @@ def _is_image(name: str) -> bool:
     return name.lower().endswith(IMAGE_ENDINGS)
 
 
-def _images(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in listed(folder) if _is_image(entry.name) and entry.is_file())
+def _files(folder: Path) -> tuple[list[str], Counter[str]]:
+    """The names of images, and how many other files there are of each ending."""
+    images, others = [], Counter[str]()
+    for entry in listed(folder):
+        if not entry.is_file():
+            continue
+        if _is_image(entry.name):
+            images.append(entry.name)
+        else:
+            others[Path(entry.name).suffix.lower()] += 1
+    return sorted(images), others
 
 
 def _has_images(folder: Path, deep: int) -> bool:

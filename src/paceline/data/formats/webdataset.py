@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from paceline.data.table import Objects
 from paceline.errors import DataError
 
 KIND = "webdataset"
+TRUE_KEY = "paceline_key"
+"""What a sample's JSON calls its key where the name in the tar cannot be it: there, a dot ends the key."""
 FIRST_LABEL = 0
 
 _FILES = re.compile(r"\.tar$|\.tar\.\w+$|\.tgz$", re.IGNORECASE)
@@ -36,6 +38,8 @@ _LONGEST_NAME = 1 << 20
 _IMAGES = ("jpg", "jpeg", "png")
 _LABELS = ("cls", "json")
 _NO_OBJECTS = np.zeros((0, 4), np.float32)
+_NO_IMAGE = "no image"
+"""What is left out: samples that have a label, and no image among the files of the tar."""
 
 
 def recognise(folder: Path) -> bool:
@@ -72,11 +76,13 @@ def scan(folder: Path, unit: Unit) -> Found:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            samples = [sample for sample in _samples(descriptor, path) if sample.image is not None]
+            whole = _samples(descriptor, path)
         finally:
             os.close(descriptor)
     except OSError as fault:
         raise DataError(f"{path}: cannot be read: {fault.strerror}") from None
+    samples = [sample for sample in whole if sample.image is not None]
+    labelled = sum(sample.image is None and sample.label != UNLABELLED for sample in whole)
     objects = [_NO_OBJECTS if sample.objects is None else sample.objects for sample in samples]
     rows = table_rows(len(samples))
     if samples:
@@ -85,7 +91,8 @@ def scan(folder: Path, unit: Unit) -> Found:
     rows["label"] = [sample.label for sample in samples]
     rows["objects"] = [len(some) for some in objects]
     rows["first_object"] = np.cumsum(rows["objects"], dtype=np.int64) - rows["objects"]
-    return Found(rows, [unit.name], [sample.key for sample in samples], np.concatenate([_NO_OBJECTS, *objects]))
+    keys, left_out = [sample.key for sample in samples], {_NO_IMAGE: labelled} if labelled else {}
+    return Found(rows, [unit.name], keys, np.concatenate([_NO_OBJECTS, *objects]), left_out=left_out)
 
 
 def classes(folder: Path) -> tuple[str, ...] | None:
@@ -95,12 +102,19 @@ def classes(folder: Path) -> tuple[str, ...] | None:
     except (OSError, ValueError, AttributeError):  # none, or that of another program
         return None
     good = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return tuple(names) if good else None
+    return tuple(names) if good and names else None
 
 
 def notes() -> tuple[str, ...]:
     """Nothing to say."""
     return ()
+
+
+def missed(founds: Sequence[Found]) -> tuple[str, ...]:
+    """What a person may miss: samples without an image, which is perhaps a link to another file."""
+    count = sum(found.left_out.get(_NO_IMAGE, 0) for found in founds)
+    what = "sample has a label and no image" if count == 1 else "samples have a label and no image"
+    return (f"{count:,} {what}: links in tars are not followed",) if count else ()
 
 
 def _samples(descriptor: int, path: Path) -> list[_Sample]:
@@ -123,7 +137,7 @@ def _samples(descriptor: int, path: Path) -> list[_Sample]:
 
 
 def _read_label(sample: _Sample, content: bytes, ending: str) -> None:
-    """A whole number, or JSON with 'label' or 'cls' and perhaps 'bbox'; anything else leaves the sample as it is."""
+    """A whole number, or JSON with 'label' or 'cls', and perhaps 'bbox' and the true key; the rest changes nothing."""
     try:
         if ending == "cls":
             sample.label = as_label(int(content.decode("ascii")))
@@ -137,8 +151,17 @@ def _read_label(sample: _Sample, content: bytes, ending: str) -> None:
         if isinstance(said.get("bbox"), list):
             boxes = np.array(said["bbox"][: 4 * MOST_OBJECTS], np.float64)
             sample.objects = good_objects(boxes) if boxes.size % 4 == 0 else None
+        sample.key = _true_key(said.get(TRUE_KEY)) or sample.key
     except (ValueError, TypeError, OverflowError, RecursionError):
         return
+
+
+def _true_key(said: object) -> str | None:
+    """A key that could be the name of a file; it may become one, and then leads to no other folder."""
+    if not isinstance(said, str) or re.search(r"[/\0]", said):
+        return None
+    said.encode("utf-8", "surrogateescape")  # half a character is none
+    return said
 
 
 @dataclass(frozen=True)

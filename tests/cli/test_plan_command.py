@@ -1,0 +1,78 @@
+"""paceline plan: what is trained on what, the numbers, and notes on what was hardly meant."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from conftest import SMALL, Paceline
+from pictures_made import make_pictures, write_folder
+
+FILES = SMALL.replace("augment: {pad: 1, flip: true}", "").replace(
+    "{name: generated, images: 96, validation_images: 37, classes: 10, side: 8}", "{name: images, side: 32}"
+)
+
+
+def table(printed: str) -> dict[str, str]:
+    """The rows of a plan by their names."""
+    rows = (re.split(r"\s{2,}", line.rstrip(), maxsplit=1) for line in printed.splitlines())
+    return {row[0]: row[1] for row in rows if len(row) == 2}
+
+
+def test_a_plan_names_the_network_the_data_the_optimiser_and_the_schedule(paceline: Paceline) -> None:
+    printed = paceline("plan").stdout
+    assert printed.splitlines()[0].rstrip() == "shapes/resnet8"
+    rows = table(printed)
+    assert rows["network"] == "resnet8, 75,290 parameters"
+    assert rows["data"] == "shapes, drawn by Paceline"
+    assert rows["optimiser"] == "momentum, lr 0.2, nesterov true"
+    assert rows["schedule"] == "cosine, warmup 1 epoch"
+    assert "note" not in printed
+
+
+def test_the_plan_of_the_first_run_page_is_the_one_that_is_printed(paceline: Paceline) -> None:
+    page = (Path(__file__).parents[2] / "docs/first-run.md").read_text()
+    shown = next(block for block in page.split("```") if block.startswith("\nshapes/resnet8\n"))
+    assert table(paceline("plan", "--device", "cpu").stdout) == table(shown)
+
+
+def test_a_plan_says_when_words_have_changed_the_recipe(paceline: Paceline) -> None:
+    assert paceline("plan", "epochs=3").stdout.startswith("shapes/resnet8, changed")
+    assert "changed" not in paceline("plan", "on.micro_batch=64").stdout
+
+
+@pytest.mark.parametrize("word", ["model.shortcut=projection", "data.classes=9", "model=timm:resnet18"])
+def test_parameters_are_counted_only_where_the_tables_know_them(paceline: Paceline, tmp_path: Path, word: str) -> None:
+    (tmp_path / "small.yaml").write_text(SMALL)
+    assert "parameters" in table(paceline("plan", "small.yaml").stdout)["network"]
+    assert "parameters" not in table(paceline("plan", "small.yaml", word).stdout)["network"]
+
+
+def test_a_plan_notes_a_batch_larger_than_the_data_and_epochs_that_end_elsewhere(
+    paceline: Paceline, tmp_path: Path
+) -> None:
+    (tmp_path / "small.yaml").write_text(SMALL)
+    printed = paceline("plan", "small.yaml", "global_batch=128").stdout
+    assert "note: one step of 128 images is more than all 96 training images; a smaller global_batch" in printed
+    assert "note: 1 whole steps make 1.33 epochs, not the 1 asked for" in printed
+    facts = json.loads(paceline("plan", "small.yaml", "global_batch=64", "--json").stdout)
+    assert facts["notes"] == ["1 whole steps make 0.667 epochs, not the 1 asked for"]
+    assert json.loads(paceline("plan", "small.yaml", "--json").stdout)["notes"] == []
+
+
+def test_a_plan_names_the_folder_and_marks_what_was_found_in_it(paceline: Paceline, tmp_path: Path) -> None:
+    write_folder(make_pictures(40, 4), tmp_path / "photos", 0.25)
+    (tmp_path / "files.yaml").write_text(FILES)
+    (tmp_path / "any.yaml").write_text(re.sub(r"data: .*\n", "", FILES))
+    assert table(paceline("plan", "files.yaml", "--data", "photos").stdout)["data"] == "images in photos"
+    for page in ("files.yaml", "any.yaml"):
+        done = paceline("plan", page, "--data", "photos", "--yaml")
+        assert done.returncode == 0, done.stderr
+        for key in ("images", "validation_images", "classes"):
+            assert re.search(rf"^    {key}: \d+ +# found$", done.stdout, re.MULTILINE)
+        assert re.search(r"^    resize: bilinear +# default$", done.stdout, re.MULTILINE)
+        place = r"files.yaml:3" if page == "files.yaml" else "found"
+        assert re.search(rf"^    name: images +# {place}$", done.stdout, re.MULTILINE)

@@ -1,0 +1,284 @@
+"""paceline validate and average on a run that is damaged, has diverged, or goes on training meanwhile."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from conftest import SMALL, Paceline, environment
+from paceline import checkpoint
+from paceline.command import average, validate
+from paceline.errors import RunError
+from paceline.record import rows_of
+from paceline.train import taken
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ONE = ["on.cpu_threads=1"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, which the tests copy."""
+    folder = tmp_path_factory.mktemp("validate")
+    (folder / "small.yaml").write_text(SMALL)
+    words = ["train", "small.yaml", "epochs=3", "--out", "run", "on.keep_last=9", "on.save=6 steps"]
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", *words],
+        cwd=folder, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+def place(run: Path, step: int) -> Path:
+    return run / "checkpoints" / checkpoint.name_of(step)
+
+
+def damage(run: Path, step: int) -> None:
+    (place(run, step) / "network.safetensors").write_bytes(b"damaged")
+
+
+def strict(text: str) -> Any:
+    """What a reader of JSON makes of it that knows no NaN."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def judge(run: Path, which: str | None = None, every: bool = False, as_json: bool = True) -> None:
+    assert validate.run(run, ONE, which, every, None, as_json) == 0
+
+
+def blend(run: Path, last: int | None = None, as_json: bool = True) -> None:
+    assert average.run(run, ONE, last, None, None, None, as_json) == 0
+
+
+def test_a_loss_that_is_not_finite_is_null_in_all_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = checkpoint.read(place(run, 18))
+    network = load(files["network.safetensors"])
+    network["head.dense.weight"][:] = torch.nan
+    checkpoint.write(run / "checkpoints", 18, files | {"network.safetensors": save(network)})
+    judge(run)
+    assert strict(capsys.readouterr().out)[0]["loss"] is None
+    blend(run)
+    assert strict(capsys.readouterr().out)["loss"] is None
+    assert strict((run / "averaged" / "average.json").read_text())["loss"] is None
+    judge(run, as_json=False)
+    assert " nan " in capsys.readouterr().out
+
+
+def test_rows_are_not_lost_behind_a_torn_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (run / "record.jsonl").open("a") as file:
+        file.write('{"kind": "rep')
+    judge(run)
+    judged = json.loads(capsys.readouterr().out)[0]
+    assert rows_of(run)[-1] == {"kind": "validation", **judged}
+    with (run / "record.jsonl").open("a") as file:
+        file.write('{"kind": "rep')
+    blend(run)
+    assert rows_of(run)[-1] == {"kind": "average", **json.loads(capsys.readouterr().out)}
+
+
+def test_the_newest_checkpoint_is_the_newest_whole_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(run, 18)
+    judge(run)
+    said = capsys.readouterr()
+    assert [row["step"] for row in json.loads(said.out)] == [12]
+    assert said.err.startswith(f"passed over: {place(run, 18) / 'network.safetensors'}: has 7 bytes")
+    with pytest.raises(RunError, match=r"has 7 bytes.*; choose another with --checkpoint: 0, 6, 12$"):
+        judge(run, which="18")
+    for step in (0, 6, 12):
+        damage(run, step)
+    with pytest.raises(RunError, match=r"step-000000018.*has 7 bytes.*; no other one is whole$"):
+        judge(run)
+
+
+def test_damaged_checkpoints_are_no_part_of_an_average(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(run, 12)
+    blend(run)
+    said = capsys.readouterr()
+    assert json.loads(said.out)["steps"] == [6, 18]
+    assert said.err.startswith(f"passed over: {place(run, 12) / 'network.safetensors'}: has 7 bytes")
+    damage(run, 18)
+    blend(run)
+    assert json.loads(capsys.readouterr().out)["steps"] == [6]
+    damage(run, 6)
+    with pytest.raises(RunError, match=r"no checkpoint of a trained step is whole; go on with: paceline resume"):
+        blend(run)
+
+
+def move(run: Path, old: int, new: int) -> None:
+    """What a run with on.keep_last=1 does: a newer checkpoint, and the older one is gone."""
+    files = checkpoint.read(place(run, old))
+    state = json.dumps(json.loads(files["state.json"]) | {"step": new}).encode()
+    checkpoint.write(run / "checkpoints", new, files | {"state.json": state})
+    shutil.rmtree(place(run, old))
+
+
+@pytest.mark.parametrize("verb", [validate, average])
+def test_checkpoints_are_chosen_when_nothing_slow_comes_any_more(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: Any
+) -> None:
+    monkeypatch.setattr(verb, "run_replicas", lambda job: move(run, 18, 17))  # about where torch is loaded
+    (judge if verb is validate else blend)(run)
+    found = json.loads(capsys.readouterr().out)
+    assert (found[0]["step"] == 17) if verb is validate else (found["steps"] == [6, 12, 17])
+
+
+def moving_once(run: Path, old: int, new: int) -> Callable[[Path], dict[str, bytes]]:
+    """Reads checkpoints beside a run that removes one just before it is read."""
+    read = checkpoint.read
+
+    def reads(path: Path) -> dict[str, bytes]:
+        if path == place(run, old) and path.is_dir():
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(checkpoint, "read", read)
+                move(run, old, new)
+        return read(path)
+
+    return reads
+
+
+@pytest.mark.parametrize("which", [None, "best"])
+def test_a_checkpoint_that_is_removed_before_it_is_read_gives_way_to_the_newest(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, which: str | None
+) -> None:
+    rows = [{"kind": "validation", "step": step, "top1": top1} for step, top1 in ((6, 0.2), (12, 0.1), (18, 0.3))]
+    (run / "record.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(checkpoint, "read", moving_once(run, 18, 17))
+    monkeypatch.setattr("paceline.sink.csv.Csv.__init__", lambda *_: None)
+    judge(run, which)
+    said = capsys.readouterr()
+    assert json.loads(said.out)[0]["step"] == (17 if which is None else 6)
+    assert said.err == ""
+
+
+def test_a_checkpoint_that_was_named_and_is_removed_is_refused_with_what_there_is(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "read", moving_once(run, 18, 17))
+    with pytest.raises(RunError, match=r"there is no checkpoint of step '18'; there is 0, 6, 12, 17$"):
+        judge(run, "18")
+
+
+@pytest.mark.parametrize(("last", "steps"), [(None, [6, 12, 17]), (2, [12, 17])])
+def test_an_average_of_which_one_is_removed_is_begun_anew(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, last: int | None, steps: list[int]
+) -> None:
+    monkeypatch.setattr(checkpoint, "read", moving_once(run, 18, 17))
+    blend(run, last)
+    said = capsys.readouterr()
+    assert json.loads(said.out)["steps"] == steps
+    assert said.err == ""
+
+
+def test_a_run_that_removes_faster_than_one_can_read_is_not_waited_for(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"removed before they can be read; train with a larger on.keep_last$"):
+        taken.first_whole(tmp_path, lambda: [7], print)
+
+
+def test_replicas_judge_what_the_first_one_read(paceline: Paceline, run: Path) -> None:
+    damage(run, 18)
+    done = paceline("validate", "run", "--json", "on.replicas=2", "on.micro_batch=4")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("passed over") == 1
+    (row,) = json.loads(done.stdout)
+    before = [row for row in rows_of(run) if row["kind"] == "validation" and row["step"] == 12]
+    assert row["loss"] == pytest.approx(before[0]["loss"], rel=1e-4)
+    damage(run, 12)
+    done = paceline("validate", "run", "--all", "--json", "on.replicas=2", "on.micro_batch=4")
+    assert done.returncode == 0, done.stderr
+    assert [row["step"] for row in json.loads(done.stdout)] == [0]
+    done = paceline("validate", "run", "--checkpoint", "18", "on.replicas=2", "on.micro_batch=4")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "choose another with --checkpoint: 0, 6, 12" in done.stderr
+
+
+def test_tables_fit_a_terminal_and_show_accuracies_in_percent(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    judge(run, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "judged on cpu in 32.32"
+    assert lines[1].split() == ["step", "epoch", "top-1", "top-5", "loss", "images", "seconds", "images/s"]
+    row = rows_of(run)[-1]
+    assert lines[2].split()[:6] == [
+        "18",
+        "3.00",
+        f"{row['top1']:.2%}",
+        f"{row['top5']:.2%}",
+        f"{row['loss']:.4f}",
+        "37",
+    ]
+    assert average.run(run, ONE, None, 0.999, 20, None, as_json=False) == 0
+    lines += capsys.readouterr().out.splitlines()[:-1]
+    assert lines[4].startswith("last checkpoint ")
+    assert lines[5].startswith("exponential, decay 0.999  6, 12, 18 ")
+    assert lines[7] == "Running statistics are those of 32 training images."
+    assert max(map(len, lines)) <= 80
+
+
+def test_the_table_of_a_long_run_with_an_average_fits_too(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {
+        "step": 450_360, "epoch": 90.0, "loss": 0.9876, "top1": 0.7654, "top5": 1.0, "images": 50_000, "averaged": True,
+        "seconds": 1234.5, "images_per_second": 12_345.6, "device": "cuda", "precision": "fp16.32",
+    }  # fmt: skip
+    validate._show([row, row | {"averaged": False}])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == [
+        "450,360",
+        "90.00",
+        "76.54%",
+        "100.00%",
+        "0.9876",
+        "50,000",
+        "1,234.50",
+        "12,346",
+        "average",
+    ]
+    assert lines[3].split()[-1] == "plain"
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_checkpoint_that_is_removed_while_all_are_judged_is_passed_over(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run / "record.jsonl").unlink()
+    monkeypatch.setattr(checkpoint, "read", moving_once(run, 12, 11))
+    judge(run, every=True)
+    said = capsys.readouterr()
+    assert [row["step"] for row in json.loads(said.out)] == [0, 6, 18]
+    assert said.err == "passed over: step 12, whose checkpoint was removed meanwhile\n"
+
+
+def test_one_checkpoint_is_said_to_be_no_average(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blend(run, as_json=False)
+    assert "alone" not in capsys.readouterr().out
+    blend(run, last=1, as_json=False)
+    assert "the checkpoint of step 18 alone; to average several, write a larger --last." in capsys.readouterr().out
+    for step in (6, 12):
+        shutil.rmtree(place(run, step))
+    blend(run, as_json=False)
+    said = capsys.readouterr().out
+    assert "the checkpoint of step 18 alone; to average several, train with a larger on.keep_last." in said
+
+
+def test_many_steps_are_shown_by_the_first_and_the_last() -> None:
+    assert average._steps([6, 12, 18]) == "6, 12, 18"
+    assert average._steps([400_000, 425_000, 450_000]) == "400000 to 450000 (3)"

@@ -1,0 +1,104 @@
+"""`paceline bench data` keeps to its time: how many rounds it takes, and what it tells while it measures."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from files_made import clean_pictures, file_plan
+from paceline.command import bench
+from paceline.data import rates
+from paceline.data.prepare import Smaller
+from paceline.data.rates import Rates, Sample
+from paceline.data.scan import open_index
+from paceline.dataset import Files
+from pictures_made import write_folder
+
+
+@dataclass
+class Clock:
+    """A clock that only measuring moves."""
+
+    cost: float
+    """Seconds that go by in one measurement beside those that were asked for, such as to start processes."""
+    now: float = 1000.0
+    asked: list[tuple[int, float]] = field(default_factory=list)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def measure(self, sample: Sample, threads: int, seconds: float) -> Rates:
+        self.now += self.cost + 3 * seconds
+        self.asked.append((threads, seconds))
+        return Rates(threads, 300.0 + len(self.asked), 200.0, 100.0)
+
+
+@pytest.fixture
+def sample() -> Sample:
+    plan: Any = None
+    return Sample(plan, Path("nowhere"), 1)
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch, sample: Sample, clock: Clock, budget: float = 30, seconds: float = 1.0
+) -> tuple[int, list[dict[str, Any]], list[tuple[str, int, int]]]:
+    monkeypatch.setattr(bench, "time", clock)
+    monkeypatch.setattr(rates, "measure", clock.measure)
+    told: list[tuple[str, int, int]] = []
+    todo = [("as it is", sample, count) for count in bench.sweep(16, 16)]
+    rounds, found = bench._in_turn(todo, seconds, clock.now + budget, lambda *said: told.append(said))
+    return rounds, found, told
+
+
+@pytest.mark.parametrize(("cost", "rounds"), [(0.0, 5), (1.0, 5), (2.0, 3), (5.0, 1), (60.0, 1)])
+def test_rounds_that_do_not_fit_the_time_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, sample: Sample, cost: float, rounds: int
+) -> None:
+    clock = Clock(cost)
+    found, rows, _ = measured(monkeypatch, sample, clock)
+    assert found == rounds
+    assert clock.asked == [(threads, 0.2) for threads in (1, 8, 16)] * rounds
+    assert [row["read"] for row in rows] == [300.0 + 3 * (rounds - 1) + place for place in (1, 2, 3)]  # the best
+    assert rounds == 1 or clock.now <= 1030
+
+
+def test_every_measurement_shows_that_it_goes_on(monkeypatch: pytest.MonkeyPatch, sample: Sample) -> None:
+    _, _, told = measured(monkeypatch, sample, Clock(2.0))
+    assert [done for _, done, _ in told] == list(range(10))
+    assert {what for what, _, _ in told} == {"measuring"}
+    assert told[0][2] == 15
+    assert told[-1][1] == told[-1][2] == 9
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 8, 12, 16, 48, 96, 128, 256])
+def test_large_machines_take_no_more_points(cores: int) -> None:
+    assert len(bench.sweep(cores, cores)) <= 4
+    assert {1, cores} <= set(bench.sweep(cores, cores))
+    assert len(bench.sweep(cores, 5)) <= 5
+
+
+def test_reading_and_decoding_are_measured_by_the_same_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_folder(clean_pictures(20), tmp_path / "data", 1 / 7)
+    found = Sample.of(file_plan(folder), open_index(Files(name="images", classes=10), folder), 8, tmp_path / "few")
+    made, real = list[int](), rates._workers
+
+    def counted(threads: int) -> Executor:
+        made.append(threads)
+        return real(threads)
+
+    monkeypatch.setattr(rates, "_workers", counted)
+    got = rates.measure(found, 2, 0.001)
+    assert made == [2]
+    assert min(got.read, got.decode, got.whole) > 0
+
+
+def test_a_pack_is_told_of_while_it_is_made(tmp_path: Path) -> None:
+    folder = write_folder(clean_pictures(20), tmp_path / "data", 1 / 7)
+    found = Sample.of(file_plan(folder), open_index(Files(name="images", classes=10), folder), 8, tmp_path / "few")
+    told: list[str] = []
+    found.packed(tmp_path / "pack", Smaller(), 1, tell=lambda what, done, total: told.append(what))
+    assert "packing" in told

@@ -1,0 +1,162 @@
+"""What is found in a folder that a person names: which data set is meant, what is left out, and what is said of it."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from paceline.data import index
+from paceline.data.formats import IMAGE_ENDINGS
+from paceline.data.scan import open_index
+from paceline.data.table import Flag
+from paceline.dataset import Cifar, Files
+from paceline.errors import DataError
+
+FORMS = {".jfif": "JPEG", ".jpe": "JPEG", ".tif": "TIFF", ".tiff": "TIFF", ".ppm": "PPM", ".pgm": "PPM",
+         ".jp2": "JPEG2000", ".avif": "AVIF"}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+
+
+def picture(form: str = "JPEG") -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (24, 16), (200, 10, 90)).save(buffer, form)
+    return buffer.getvalue()
+
+
+def put(folder: Path, *names: str, content: bytes = picture()) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def files(**settings: Any) -> Files:
+    return Files.model_validate({"name": "images", **settings})
+
+
+def cifar(folder: Path) -> Path:
+    """CIFAR-10 as far as its sizes go, which take no room."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]:
+        with (folder / name).open("wb") as file:
+            file.truncate(30_730_000)
+    return folder
+
+
+PARTS = tuple(f"{part}/{name}/{part}{name}.jpg" for part in ("train", "val") for name in ("cat", "dog"))
+
+
+def test_images_in_the_folder_come_before_cifar_above_or_below_it(tmp_path: Path) -> None:
+    cifar(tmp_path)
+    folder = put(tmp_path / "mine", *PARTS)
+    data, found = index.locate(None, folder)
+    assert isinstance(data, Files)
+    assert (data.images, found) == (2, folder)
+    cifar(folder / "other")
+    assert isinstance(index.locate(None, folder)[0], Files)
+    cifar(folder)
+    assert isinstance(index.locate(None, folder)[0], Cifar)
+
+
+def test_cifar_below_comes_before_cifar_above(tmp_path: Path) -> None:
+    cifar(tmp_path)
+    below = cifar(tmp_path / "mine" / "cifar-10-batches-bin")
+    assert index.locate(None, tmp_path / "mine") == (Cifar(name="cifar10"), below)
+
+
+@pytest.mark.parametrize("locked", ["private", "lost+found"])
+def test_a_folder_that_may_not_be_looked_into_is_passed_over(
+    tmp_path: Path, locked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = cifar(tmp_path / "disk" / "zoo").parent
+    (folder / locked).mkdir()
+    refuse(monkeypatch, os, "stat", lambda path: f"{locked}/" in str(path))
+    if locked == "lost+found":
+        refuse(monkeypatch, os, "scandir", lambda path: str(path).endswith(locked))
+    assert index.locate(None, folder) == (Cifar(name="cifar10"), folder / "zoo")
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, locked: Callable[[Any], bool]) -> None:
+    """Let a call fail as it does for other users than the one who may do everything."""
+    original = getattr(owner, name)
+
+    def call(path: Any = ".", *rest: Any, **options: Any) -> Any:
+        if locked(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return original(path, *rest, **options)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+@pytest.mark.parametrize("ending", FORMS)
+def test_every_ending_that_pillow_reads_is_an_image(tmp_path: Path, ending: str) -> None:
+    put(tmp_path, *PARTS)
+    put(tmp_path, f"train/cat/x{ending.upper()}", content=picture(FORMS[ending]))
+    table = open_index(files(), tmp_path).training
+    (number,) = (number for number, key in enumerate(table.keys) if key == "x")
+    assert not int(table.rows["flags"][number]) & Flag.UNREADABLE
+    assert int(table.rows["width"][number]) == 24
+    assert ending in IMAGE_ENDINGS
+
+
+def test_what_is_left_out_is_noted_however_the_index_is_opened(tmp_path: Path) -> None:
+    folder = put(
+        tmp_path / "data", *PARTS, "train/cat/a.HEIC", "train/dog/deep/b.heic", "val/dog/c.heic", "train/n.csv"
+    )
+    put(folder, "train/dog/notes.txt", "train/dog/.hidden", "labels.csv")
+    (folder / "train" / "empty" / "below").mkdir(parents=True)
+    notes = ("4 files were left out: 3 .heic, 1 .txt", "1 folder has no images: train/empty")
+    for _ in range(2):
+        assert open_index(files(), folder).notes == notes
+    put(folder, "train/dog/README")
+    again = ("5 files were left out: 3 .heic, 1 without ending, 1 .txt", notes[1])
+    assert open_index(files(), folder).notes == again
+    assert open_index(files(use=0.9), folder).notes == again
+
+
+def test_a_compressed_archive_beside_class_folders_is_left_out_and_noted(tmp_path: Path) -> None:
+    put(tmp_path / "data", "cat/1.jpg", "cat/2.jpg", "dog/3.jpg", "photos.tgz", "more.tar.gz", "README")
+    found = open_index(files(validation=0.5), tmp_path / "data")
+    assert found.classes == ("cat", "dog")
+    assert found.notes == ("2 files were left out: 1 .gz, 1 .tgz",)
+
+
+def test_an_unlabelled_test_part_is_left_out_by_naming_the_training_part(tmp_path: Path) -> None:
+    put(tmp_path, "train/cat/1.jpg", "train/dog/2.jpg", "test/3.jpg")
+    with pytest.raises(DataError, match=rf"or leave them out: --data {tmp_path}/train data\.validation=10%"):
+        open_index(files(), tmp_path)
+
+
+def test_a_folder_one_level_too_high_says_what_is_meant(tmp_path: Path) -> None:
+    put(tmp_path / "high" / "dataset", *PARTS)
+    for wanted in (None, files()):
+        with pytest.raises(DataError, match=rf"; did you mean --data {tmp_path}/high/dataset\?$"):
+            index.locate(wanted, tmp_path / "high")
+    put(tmp_path / "high" / "other", *PARTS)
+    with pytest.raises(DataError, match=r"; did you mean one of the folders in it: dataset, other\?$"):
+        index.locate(None, tmp_path / "high")
+
+
+def test_class_folders_with_parts_of_their_own_are_data_sets(tmp_path: Path) -> None:
+    put(tmp_path, "a/train/1.jpg", "a/val/2.jpg", "b/Train/cat/3.jpg", "b/test/cat/4.jpg", "c/5.jpg")
+    with pytest.raises(DataError, match=rf"images of its own: a, b; write .* such as --data {tmp_path}/a$"):
+        open_index(files(validation=0.5), tmp_path)
+
+
+def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:
+    put(tmp_path, "train/cat/1.jpg", "val/cat/2.jpg")
+    with pytest.raises(DataError, match="all images are of one class, 'cat', so nothing can be learnt; add another"):
+        index.locate(None, tmp_path)
+    put(tmp_path / "high", "pets/cat/1.jpg", "pets/dog/2.jpg", "pets/dog/3.jpg")
+    with pytest.raises(DataError, match=rf"one class, 'pets', .*; did you mean --data {tmp_path}/high/pets\?"):
+        index.locate(files(validation=0.5), tmp_path / "high")

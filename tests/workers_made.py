@@ -1,0 +1,76 @@
+"""What tests have worker processes decode with, to see what those read and scan."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.data import scan
+from paceline.data.encoded import Cache, Encoded, open_splits
+from paceline.data.formats import Found, Unit
+from paceline.data.formats import folder as folders
+from paceline.data.workers import Chunk, Faults, Fill, Pictures
+from paceline.dataset import Files
+from paceline.errors import DataError
+from paceline.plan import Plan
+
+PATIENCE = 120
+"""Seconds after which another worker will not come any more."""
+
+
+class Counting(Encoded):
+    """A split that counts the images that are read from files."""
+
+    reads = 0
+
+    def _read(self, number: int) -> bytes:
+        Counting.reads += 1
+        return super()._read(number)
+
+
+def failing() -> Fill:
+    """Cannot begin."""
+    raise DataError("the disk is gone")
+
+
+def meeting(plan: Plan, folder: Path, meet: Path, cache: Cache) -> Fill:
+    """Reads images through a cache, says how many of them came from files, and which process this is.
+
+    Those that want mirrored images wait until another worker does too.
+    """
+    assert isinstance(plan.data, Files)
+    opened = open_splits(plan, plan.data, folder)
+    splits = {split.split: Counting(split.table, folder, split.split, cache) for split in opened}
+
+    def fill(chunk: Chunk, into: Pictures) -> Faults:
+        if chunk.mirrored.any():
+            (meet / str(os.getpid())).touch()
+            late = time.monotonic() + PATIENCE
+            while len(list(meet.iterdir())) < 2:
+                assert time.monotonic() < late
+                time.sleep(0.01)
+        before = Counting.reads
+        for number, place in zip(chunk.numbers.tolist(), into, strict=True):
+            place[:] = sum(splits[chunk.split].read(number)) % 251
+        return [(Counting.reads - before, str(os.getpid()))]
+
+    return fill
+
+
+def scanning(plan: Plan, folder: Path, temporary: str, environment: Mapping[str, str]) -> Fill:
+    """Opens the data where this environment is, and says how many folders that scanned."""
+    assert isinstance(plan.data, Files)
+    os.environ.update(environment)
+    tempfile.tempdir = temporary
+    scanned, real = [], folders.scan
+
+    def counted(place: Path, unit: Unit) -> Found:
+        scanned.append(unit.name)
+        return real(place, unit)
+
+    setattr(folders, "scan", counted)  # noqa: B010 - mypy takes a module's function for a constant
+    found = scan.open_index(plan.data, folder)
+    return lambda chunk, into: [(len(scanned), str(len(found.training)))]
