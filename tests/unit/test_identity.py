@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from files_made import clean_pictures, file_plan, write_every_format
+from files_made import clean_pictures, every_pitfall, file_plan, write_every_format
 from paceline import checkpoint, spec
 from paceline.command.job import Job, plan_job
 from paceline.command.resume import stored_job
 from paceline.command.train import prepare_folder
-from paceline.data.identity import IDENTITY
+from paceline.data.identity import IDENTITY, keep_identity
 from paceline.dataset import Files
 from paceline.errors import DataError, RunError, SpecError
 from paceline.record import Run, stored_plan
@@ -114,3 +114,16 @@ def test_data_that_are_gone_are_named(sources: Path, tmp_path: Path) -> None:
 )
 def test_few_damaged_images_never_end_a_run(max_bad: float | None, images: int, allowed: int) -> None:
     assert Files(name="images", max_bad=max_bad).bad_allowed(images) == allowed
+
+
+def test_labels_outside_the_classes_are_alike_in_every_format(tmp_path: Path) -> None:
+    every_pitfall(100, tmp_path)
+    labels = ("data.labels=labels.csv", "data.first_label=0")
+    kept = []
+    for form in ("folder", "tfrecord", "webdataset", "pack"):
+        (tmp_path / "runs" / form).mkdir(parents=True)
+        data = file_plan(tmp_path / form, *(labels if form != "pack" else ())).data
+        keep_identity(tmp_path / "runs" / form, data, tmp_path / form)
+        made = json.loads((tmp_path / "runs" / form / IDENTITY).read_text())
+        kept.append((made["training"], made["validation"]))
+    assert kept[1:] == kept[:-1]

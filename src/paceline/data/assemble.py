@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import keyed
-from paceline.data.formats import UNLABELLED, Format, Found, Unit, webdataset
+from paceline.data.formats import UNLABELLED, Format, Found, Unit
 from paceline.data.formats.folder import KIND as FOLDER
-from paceline.data.formats.folder import missed
 from paceline.data.labels import Labels, check_strays, class_names, label_images, read_labels
 from paceline.data.table import Flag, Index, Objects, Rows, Strings, Table
 from paceline.dataset import Files
@@ -40,8 +39,6 @@ def assemble(form: Format, data: Files, folder: Path, units: Sequence[Unit], fou
     first = form.FIRST_LABEL if data.first_label is None else data.first_label
     labels = label_images(founds, read_labels(data, folder), first)
     kept, notes = _without_strangers(form, labels, judged, folder, units)
-    notes += missed(units, founds) if form.KIND == FOLDER else ()
-    notes += webdataset.missed(founds) if form.KIND == webdataset.KIND else ()
     # Classes are those of everything that may be trained on, so that a smaller share has the same numbers.
     names = class_names(labels, ~judged & kept, form.classes(folder), data, first, folder)
     final = _numbered(labels, names, folder, pool, kept)
@@ -50,7 +47,9 @@ def assemble(form: Format, data: Files, folder: Path, units: Sequence[Unit], fou
     pool.rows["label"] = final
     pool.rows["flags"] |= np.where((final < 0) | (final >= len(names)), int(Flag.OTHER_LABEL), 0).astype(np.uint16)
     training, validation = _parts(data, folder, pool, judged, kept)
-    return Index(form.KIND, folder, names, _table(pool, training), _table(pool, validation), (*form.notes(), *notes))
+    return Index(
+        form.KIND, folder, names, _table(pool, training), _table(pool, validation), (*notes, *form.notes(units, founds))
+    )
 
 
 def _pool(founds: Sequence[Found]) -> _Pool:

@@ -7,8 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from paceline.data.scan import open_index
-from paceline.data.table import Table
+from paceline.data.table import Flag, Table
 from paceline.dataset import Data, Files
 from paceline.errors import RunError
 
@@ -51,16 +54,19 @@ def _identity(data: Files, folder: Path) -> dict[str, Any]:
 
 def digest_of(*tables: Table) -> str:
     """Stands for all that tables say of where images are and what they are."""
-    digest = hashlib.blake2b(digest_size=16)
-    for table in tables:
-        for array in (table.rows, table.keys.ends, table.keys.blob, table.shards.ends, table.shards.blob):
-            digest.update(array.tobytes())
-    return digest.hexdigest()
+    texts = [strings for table in tables for strings in (table.keys, table.shards)]
+    return _digest(*(table.rows for table in tables), *(part for text in texts for part in (text.ends, text.blob)))
 
 
 def _split(table: Table) -> dict[str, Any]:
     """How many images, and a digest of their keys and labels in their order, which every format shares."""
+    outside = table.rows["flags"] & int(Flag.OTHER_LABEL) > 0  # of these not every format knows the number
+    labels = np.where(outside, -1, table.rows["label"]).astype(np.int32)
+    return {"images": len(table), "digest": _digest(labels, table.keys.ends, table.keys.blob)}
+
+
+def _digest(*arrays: NDArray[Any]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for array in (table.rows["label"], table.keys.ends, table.keys.blob):
+    for array in arrays:
         digest.update(array.tobytes())
-    return {"images": len(table), "digest": digest.hexdigest()}
+    return digest.hexdigest()

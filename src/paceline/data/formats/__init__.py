@@ -82,8 +82,8 @@ class Format(Protocol):
     def classes(self, folder: Path) -> tuple[str, ...] | None:
         """The class names in their order, where the format keeps them itself (packs); else None."""
 
-    def notes(self) -> tuple[str, ...]:
-        """What a person should know of how this format was read."""
+    def notes(self, units: Sequence[Unit], founds: Sequence[Found], /) -> tuple[str, ...]:
+        """What a person should know of how this format was read, and may miss of what its files hold."""
 
 
 _PARTS: tuple[tuple[Part, str], ...] = (

@@ -117,12 +117,7 @@ def classes(folder: Path) -> tuple[str, ...] | None:
     return None
 
 
-def notes() -> tuple[str, ...]:
-    """Nothing to say."""
-    return ()
-
-
-def missed(units: Sequence[Unit], founds: Sequence[Found]) -> tuple[str, ...]:
+def notes(units: Sequence[Unit], founds: Sequence[Found]) -> tuple[str, ...]:
     """What a person may miss: files that are no images by their endings, and class folders without images."""
     endings, images = Counter[str](), Counter[str]()
     for unit, found in zip(units, founds, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.data import pack
@@ -44,6 +44,6 @@ def classes(folder: Path) -> tuple[str, ...] | None:
     return pack.read_part(folder, pack.parts_of(folder)[0]).classes
 
 
-def notes() -> tuple[str, ...]:
+def notes(_units: Sequence[Unit], _founds: Sequence[Found]) -> tuple[str, ...]:
     """Nothing to say."""
     return ()

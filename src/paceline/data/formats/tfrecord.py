@@ -6,7 +6,7 @@ import os
 import re
 import struct
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -92,7 +92,7 @@ def classes(folder: Path) -> tuple[str, ...] | None:
     return None
 
 
-def notes() -> tuple[str, ...]:
+def notes(_units: Sequence[Unit], _founds: Sequence[Found]) -> tuple[str, ...]:
     """Says when checksums could not be tested."""
     if _checksum() is None:
         return ("checksums of TFRecords were not tested, for google-crc32c is not installed",)

@@ -105,12 +105,7 @@ def classes(folder: Path) -> tuple[str, ...] | None:
     return tuple(names) if good and names else None
 
 
-def notes() -> tuple[str, ...]:
-    """Nothing to say."""
-    return ()
-
-
-def missed(founds: Sequence[Found]) -> tuple[str, ...]:
+def notes(_: Sequence[Unit], founds: Sequence[Found]) -> tuple[str, ...]:
     """What a person may miss: samples without an image, which is perhaps a link to another file."""
     count = sum(found.left_out.get(_NO_IMAGE, 0) for found in founds)
     what = "sample has a label and no image" if count == 1 else "samples have a label and no image"
