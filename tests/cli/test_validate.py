@@ -194,6 +194,7 @@ def test_a_run_that_removes_faster_than_one_can_read_is_not_waited_for(tmp_path:
         taken.first_whole(tmp_path, lambda: [7], print)
 
 
+@pytest.mark.long
 def test_replicas_judge_what_the_first_one_read(paceline: Paceline, run: Path) -> None:
     damage(run, 18)
     done = paceline("validate", "run", "--json", "on.replicas=2", "on.micro_batch=4")
