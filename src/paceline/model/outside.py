@@ -52,9 +52,8 @@ def load_package(name: str, key: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise PlanError(
-            f"{key}: {name} is not installed; write pip install {name}, or a network of Paceline's"
-        ) from None
+        instead = "the weights of a file or a run" if key == "init.from" else "a network of Paceline's"
+        raise PlanError(f"{key}: {name} is not installed; write pip install {name}, or {instead}") from None
 
 
 def create(package: Any, kind: str, name: str, facts: Facts, published: bool = False) -> nn.Module:
