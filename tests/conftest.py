@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,21 +53,22 @@ def make_plan(*words: str, text: str = SMALL) -> Plan:
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+def run_in(
+    folder: Path, *words: str, env: dict[str, str] | None = None, program: str | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command line in a folder, as a user would."""
+    start = ["-m", "paceline"] if program is None else ["-c", program]
+    return subprocess.run(
+        [sys.executable, *start, *words],
+        capture_output=True, text=True, timeout=300, check=False, cwd=folder,
+        env=environment() | (env or {}), **options,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def paceline(tmp_path: Path) -> Paceline:
-    """Runs the command line in an empty folder, as a user would."""
-
-    def run(
-        *words: str, env: dict[str, str] | None = None, program: str | None = None, **options: Any
-    ) -> subprocess.CompletedProcess[str]:
-        start = ["-m", "paceline"] if program is None else ["-c", program]
-        return subprocess.run(
-            [sys.executable, *start, *words],
-            capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
-            env=environment() | (env or {}), **options,
-        )  # fmt: skip
-
-    return run
+    """Runs the command line in an empty folder."""
+    return partial(run_in, tmp_path)
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from conftest import SMALL, Paceline, environment, make_plan
+from conftest import SMALL, Paceline, make_plan, run_in
 from paceline import checkpoint
 from paceline.command import average as verb
 from paceline.data.loader import open_loader
@@ -32,10 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("average")
     (folder / "small.yaml").write_text(SMALL)
     words = ["train", "small.yaml", "epochs=3", "average.last=2", "--out", "run", "on.keep_last=9", "on.save=6 steps"]
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline", *words],
-        cwd=folder, env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_in(folder, *words)
     assert done.returncode == 0, done.stderr
     assert "of the mean of the last 2 checkpoints" in done.stdout
     return folder

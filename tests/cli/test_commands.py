@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from conftest import SMALL, Paceline, environment
+from conftest import SMALL, Paceline, environment, run_in
 from paceline import __version__
 from paceline.record import latest, rows_of
 
@@ -23,11 +24,19 @@ def small(folder: Path) -> str:
     return "small.yaml"
 
 
-@pytest.fixture
-def trained(paceline: Paceline, tmp_path: Path) -> Path:
-    done = paceline("train", small(tmp_path), "epochs=3", "--out", "run", "on.keep_last=9", "on.save=6 steps")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, which the tests copy."""
+    folder = tmp_path_factory.mktemp("commands")
+    done = run_in(folder, "train", small(folder), "epochs=3", "--out", "run", "on.keep_last=9", "on.save=6 steps")
     assert done.returncode == 0, done.stderr
-    return tmp_path / "run"
+    return folder / "run"
+
+
+@pytest.fixture
+def trained(made: Path, tmp_path: Path) -> Path:
+    small(tmp_path)
+    return Path(shutil.copytree(made, tmp_path / "run"))
 
 
 def test_version_and_help_of_every_command(paceline: Paceline) -> None:

@@ -85,6 +85,7 @@ def test_more_than_one_replica_is_refused(paceline: Paceline, small: str, tmp_pa
     assert json.loads(done.stdout)["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_step_before_every_checkpoint_is_taken_again_from_the_initial_weights(
     paceline: Paceline, small: str, tmp_path: Path
 ) -> None:
@@ -107,7 +108,7 @@ def test_a_step_before_every_checkpoint_is_taken_again_from_the_initial_weights(
     assert "init.from: first is not there" in gone.stderr
 
 
-@pytest.mark.parametrize("form", ["folder", "webdataset"])
+@pytest.mark.parametrize("form", ["folder", pytest.param("webdataset", marks=pytest.mark.long)])
 def test_images_in_files_are_named_by_number_and_path(paceline: Paceline, tmp_path: Path, form: str) -> None:
     WRITERS[form](clean_pictures(64), tmp_path / "data")
     (tmp_path / "files.yaml").write_text(PAGE)
