@@ -110,9 +110,7 @@ def train(
 ) -> None:  # fmt: skip
     """Train a recipe; without words, a small network on the built-in images."""
     from paceline.command import train as verb
-    from paceline.command.job import check_apart
 
-    check_apart(out, data)
     raise typer.Exit(verb.run(recipe, settings or [], data, out, on, replicas, device))
 
 

@@ -11,9 +11,19 @@ from pydantic import BeforeValidator, Field
 from paceline.architecture import Count, Positive
 from paceline.spec import Settings
 
-Colour = tuple[float, ...]
-Spread = tuple[Positive, ...]
-Normalise = Literal["mean-std", "mean", "unit", "image"]
+# Every kind of data has these three, each with defaults of its own.
+Mean = Annotated[
+    tuple[float, ...], Field(description="Mean of each channel on a scale of 0 to 1, subtracted from the pixels.")
+]
+Spread = Annotated[tuple[Positive, ...], Field(description="Spread of each channel, which the pixels are divided by.")]
+Normalise = Annotated[
+    Literal["mean-std", "mean", "unit", "image"],
+    Field(
+        description="How pixels become numbers: less the mean and divided by the spread; less the mean only, on a "
+        "scale of 0 to 255; on a scale of -1 to 1; or each image by its own mean and spread (at least 1 / root of its "
+        "numbers)."
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -33,13 +43,9 @@ class Shapes(Settings):
     """The built-in data set: ten kinds of shapes, drawn by Paceline itself; needs no folder."""
 
     name: Literal["shapes"]
-    mean: Colour = (0.5, 0.5, 0.5)
-    """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
+    mean: Mean = (0.5, 0.5, 0.5)
     std: Spread = (0.25, 0.25, 0.25)
-    """Spread of each channel, which the pixels are divided by."""
     normalise: Normalise = "mean-std"
-    """How pixels become numbers: less the mean and divided by the spread; less the mean only, on a scale of 0 to 255;
-    on a scale of -1 to 1; or each image by its own mean and spread (at least 1 / root of its numbers)."""
 
     @property
     def facts(self) -> Facts:
@@ -50,13 +56,9 @@ class Cifar(Settings):
     """CIFAR-10 or CIFAR-100 in the published binary files."""
 
     name: Literal["cifar10", "cifar100"]
-    mean: Colour = (0.4914, 0.4822, 0.4465)
-    """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
+    mean: Mean = (0.4914, 0.4822, 0.4465)
     std: Spread = (0.2470, 0.2435, 0.2616)
-    """Spread of each channel, which the pixels are divided by."""
     normalise: Normalise = "mean-std"
-    """How pixels become numbers: less the mean and divided by the spread; less the mean only, on a scale of 0 to 255;
-    on a scale of -1 to 1; or each image by its own mean and spread (at least 1 / root of its numbers)."""
 
     @property
     def facts(self) -> Facts:
@@ -78,13 +80,9 @@ class Made(Settings):
     """Height and width of an image in pixels."""
     channels: Count = 3
     """Colour channels of an image."""
-    mean: Colour = (0.485, 0.456, 0.406)
-    """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
+    mean: Mean = (0.485, 0.456, 0.406)
     std: Spread = (0.229, 0.224, 0.225)
-    """Spread of each channel, which the pixels are divided by."""
     normalise: Normalise = "mean-std"
-    """How pixels become numbers: less the mean and divided by the spread; less the mean only, on a scale of 0 to 255;
-    on a scale of -1 to 1; or each image by its own mean and spread (at least 1 / root of its numbers)."""
 
     @property
     def facts(self) -> Facts:
@@ -157,13 +155,9 @@ class Files(Settings):
     """How many validation images there are; left out, as many as are found."""
     classes: Count | None = None
     """How many classes there are; left out, as many as are found."""
-    mean: Colour = (0.485, 0.456, 0.406)
-    """Mean of each channel on a scale of 0 to 1, subtracted from the pixels."""
+    mean: Mean = (0.485, 0.456, 0.406)
     std: Spread = (0.229, 0.224, 0.225)
-    """Spread of each channel, which the pixels are divided by."""
     normalise: Normalise = "mean-std"
-    """How pixels become numbers: less the mean and divided by the spread; less the mean only, on a scale of 0 to 255;
-    on a scale of -1 to 1; or each image by its own mean and spread (at least 1 / root of its numbers)."""
 
     def bad_allowed(self, images: int) -> int:
         """How many of so many images may be damaged."""

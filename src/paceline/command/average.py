@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from paceline import checkpoint
 from paceline.command.job import Job, run_replicas
 from paceline.command.resume import stored_job
-from paceline.command.show import counted, show_rows
+from paceline.command.show import counted, show_rows, tell
 from paceline.errors import RunError, SpecError
 from paceline.record import Row, Run, json_text
 
@@ -99,7 +99,7 @@ def _blended(run: Run, last: int | None, method: Method) -> Blended:
         if not removed(run.checkpoints, [step for step in steps if step not in made.steps]):
             break
     for fault in made.faults:
-        print(f"passed over: {fault}", file=sys.stderr)
+        tell(f"passed over: {fault}")
     if not made.steps:
         raise RunError(
             f"{run.folder}: no checkpoint of a trained step is whole; go on with: paceline resume {run.folder}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.command.resume import stored_job
-from paceline.command.show import counted, show_facts
+from paceline.command.show import counted, show_facts, tell
 from paceline.errors import RunError, SpecError
 from paceline.record import Run
 
@@ -34,16 +33,12 @@ def run(folder: Path, words: list[str], step: int, data: Path | None, as_json: b
 
     settle_torch(job.plan)
     world = join(job.plan, None)
-    found = repeat(job.plan, world, Run(folder, writer=False), job.data_folder, step, _tell)
+    found = repeat(job.plan, world, Run(folder, writer=False), job.data_folder, step, tell)
     if as_json:
         show_facts(asdict(found), as_json=True)
     else:
         _show(found, folder)
     return 1 if found.layer or found.gradient else 0
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def _show(found: Finding, folder: Path) -> None:

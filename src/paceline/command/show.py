@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from rich.table import Table
@@ -63,6 +64,11 @@ def shown(name: str, value: Any) -> str:
             return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
         case _:
             return f"{value:.6g}"
+
+
+def tell(line: str) -> None:
+    """Say something beside what was asked for, where it is in no script's way."""
+    print(line, file=sys.stderr)
 
 
 def counted(number: int, thing: str) -> str:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from paceline import checkpoint, spec
-from paceline.command.job import Job, make_job, read_words, run_job
+from paceline.command.job import Job, check_apart, make_job, read_words, run_job
 from paceline.data.encoded import QUARANTINE
 from paceline.data.identity import IDENTITY, check_identity, keep_identity
 from paceline.data.own import own_function
@@ -26,6 +26,7 @@ def run(
     device: str | None,
 ) -> int:
     """Train; on a folder that holds the same recipe, go on with it."""
+    check_apart(out, data)
     name, words = read_words(recipe, words)
     job = make_job(name, words, data, page, replicas, device)
     if out is None and job.launch is not None and job.launch.count > 1:

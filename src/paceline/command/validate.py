@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 from paceline import checkpoint
 from paceline.command.job import Job, run_replicas
 from paceline.command.resume import stored_job
-from paceline.command.show import show_rows
+from paceline.command.show import show_rows, tell
 from paceline.errors import RunError
 from paceline.record import Row, Run, best_step, latest, rows_of
 
@@ -101,7 +100,7 @@ def _each(world: World, run: Run, state: State, which: str | None, every: bool) 
         return steps_to_judge(run.folder, which, every)
 
     if not every:
-        step, files = first_whole(run.checkpoints, choose, _tell) if world.first else (0, None)
+        step, files = first_whole(run.checkpoints, choose, tell) if world.first else (0, None)
         yield give(world, state, step, files)
         return
     for step in world.agree(choose() if world.first else []):
@@ -110,15 +109,11 @@ def _each(world: World, run: Run, state: State, which: str | None, every: bool) 
             files = checkpoint.read(run.checkpoints / checkpoint.name_of(step)) if world.first else None
         except RunError as fault:
             gone = removed(run.checkpoints, [step])
-            _tell(
+            tell(
                 f"passed over: step {step}, whose checkpoint was removed meanwhile" if gone else f"passed over: {fault}"
             )
         if world.agree([int(files is not None)]) == [1]:
             yield give(world, state, step, files)
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr)
 
 
 def _show(rows: list[Row]) -> None:

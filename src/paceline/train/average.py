@@ -21,7 +21,7 @@ from paceline.plan import Plan
 from paceline.record import Row, Run, json_text, latest
 from paceline.train.evaluate import evaluate
 from paceline.train.state import State, set_network
-from paceline.train.taken import Files
+from paceline.train.taken import Saved
 from paceline.world import World
 
 FOLDER, HOW = "averaged", "average.json"
@@ -48,7 +48,7 @@ class Blended:
 
     steps: list[int] = field(default_factory=list)
     network: Tensors = field(default_factory=dict)
-    last: Files = field(default_factory=dict)
+    last: Saved = field(default_factory=dict)
     """The last checkpoint that is in it."""
     faults: list[RunError] = field(default_factory=list)
     """What is wrong with those that are not in it."""

@@ -10,7 +10,8 @@ from paceline.errors import RunError
 from paceline.train.state import State, restore
 from paceline.world import World
 
-Files = dict[str, bytes]
+Saved = dict[str, bytes]
+"""The files of a checkpoint."""
 Tell = Callable[[str], None]
 
 AGAIN = 20
@@ -22,7 +23,7 @@ def removed(folder: Path, steps: list[int]) -> bool:
     return not all((folder / checkpoint.name_of(step)).is_dir() for step in steps)
 
 
-def first_whole(folder: Path, choose: Callable[[], list[int]], tell: Tell) -> tuple[int, Files]:
+def first_whole(folder: Path, choose: Callable[[], list[int]], tell: Tell) -> tuple[int, Saved]:
     """The first undamaged checkpoint of those chosen; once one of them is gone, they are chosen anew."""
     tried: dict[int, RunError] = {}
     for _ in range(AGAIN):
@@ -47,7 +48,7 @@ def first_whole(folder: Path, choose: Callable[[], list[int]], tell: Tell) -> tu
     raise RunError(f"{next(iter(tried.values()))}; {advice}")
 
 
-def give(world: World, state: State, step: int, files: Files | None) -> int:
+def give(world: World, state: State, step: int, files: Saved | None) -> int:
     """Let every replica's network, and its moving average, be those of the checkpoint that the first has read."""
     if files is not None:
         restore(state, files, checkpoint.name_of(step))

@@ -102,6 +102,7 @@ def part_of(path: str) -> Part:
 
 
 _SHARD = re.compile(r"\.tfrecords?$|-\d{5}-of-\d{5}$|\.tar$", re.IGNORECASE)
+_COMPRESSED = re.compile(r"\.t?gz$|\.tar\.\w+$", re.IGNORECASE)
 
 
 def listed(folder: Path) -> Iterator[os.DirEntry[str]]:
@@ -127,6 +128,17 @@ def shard_units(folder: Path, matching: re.Pattern[str]) -> list[Unit]:
     judged = [unit for unit in found if unit.part == "validation"]
     tests = [unit for unit in judged if re.search(r"(?<![a-z])test(?![a-z])", unit.name.lower())]
     return [unit for unit in found if unit not in tests] if len(tests) < len(judged) else found
+
+
+def plain_units(folder: Path, matching: re.Pattern[str]) -> list[Unit]:
+    """The same, if none of them is compressed."""
+    found = shard_units(folder, matching)
+    for unit in found:
+        if _COMPRESSED.search(unit.name):
+            raise DataError(
+                f"{folder / unit.name}: images in a compressed file cannot be read at random; unpack it first"
+            )
+    return found
 
 
 def _matching(folder: Path, below: str, matching: re.Pattern[str]) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.formats import UNLABELLED, Found, Unit, as_label, good_objects, shard_units, table_rows
+from paceline.data.formats import UNLABELLED, Found, Unit, as_label, good_objects, plain_units, shard_units, table_rows
 from paceline.data.header import START, look_in
 from paceline.data.table import Objects
 from paceline.errors import DataError
@@ -45,13 +45,7 @@ def recognise(folder: Path) -> bool:
 def units(folder: Path, known: Mapping[str, Unit]) -> list[Unit]:
     """Every file."""
     del known
-    found = shard_units(folder, _FILES)
-    for unit in found:
-        if unit.name.lower().endswith(".gz"):
-            raise DataError(
-                f"{folder / unit.name}: images in a compressed file cannot be read at random; unpack it first"
-            )
-    return found
+    return plain_units(folder, _FILES)
 
 
 def scan(folder: Path, unit: Unit) -> Found:

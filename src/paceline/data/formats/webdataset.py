@@ -18,6 +18,7 @@ from paceline.data.formats import (
     Unit,
     as_label,
     good_objects,
+    plain_units,
     shard_units,
     table_rows,
 )
@@ -50,13 +51,7 @@ def recognise(folder: Path) -> bool:
 def units(folder: Path, known: Mapping[str, Unit]) -> list[Unit]:
     """Every tar."""
     del known
-    found = shard_units(folder, _FILES)
-    for unit in found:
-        if not unit.name.lower().endswith(".tar"):
-            raise DataError(
-                f"{folder / unit.name}: images in a compressed tar cannot be read at random; unpack it to .tar"
-            )
-    return found
+    return plain_units(folder, _FILES)
 
 
 @dataclass
