@@ -186,6 +186,5 @@ def test_a_whole_set_with_every_pitfall_gives_the_same_labels(tmp_path: Path) ->
 
 
 def test_a_function_of_ones_own_is_refused(folder: Path) -> None:
-    plan = file_plan(folder, *WORDS, "on.decoder=gpu", "augment.python=math:floor")
     with pytest.raises(PlanError, match=r"write on\.decoder=fast"):
-        shown(plan, folder)
+        file_plan(folder, *WORDS, "on.decoder=gpu", "augment.python=math:floor")
