@@ -110,6 +110,19 @@ def test_a_bad_step_does_not_move_it() -> None:
     assert averaged(average) != before
 
 
+def test_one_that_moves_once_an_epoch_moves_though_that_step_is_bad() -> None:
+    module = Little()
+    average = Average(make_plan("average.every=1 epoch"), module, 0.5)
+    module.walk(6)
+    average.move(6, GOOD)
+    before = averaged(average)
+    module.walk(11)
+    average.move(12, BAD)
+    assert averaged(average) == pytest.approx(
+        [0.5 * a + 0.5 * w for a, w in zip(before, numbers(module), strict=True)], rel=0, abs=EXACT
+    )
+
+
 def test_it_begins_as_a_copy_even_where_the_first_step_is_bad() -> None:
     module = Little()
     average = Average(make_plan(), module, 0.5)

@@ -23,6 +23,7 @@ class Average:
     def __init__(self, plan: Plan, module: nn.Module, decay: float) -> None:
         settings = plan.recipe.average
         self._rhythm = plan.rhythm(settings.every, settings.start)
+        self._seldom = self._rhythm.every > self._rhythm.step
         self._rate = 1 - decay
         # What is counted, not measured, has no average.
         named = {name: t for name, t in module.state_dict().items() if t.is_floating_point()}
@@ -35,15 +36,16 @@ class Average:
 
     @torch.no_grad()
     def move(self, step: int, bad: Tensor) -> None:
-        """Follow the weights after step number `step` if it is one of the rhythm; a bad step moves nothing.
+        """Follow the weights after step number `step` if it is one of the rhythm.
 
-        A copy is taken of a bad step too: the weights are then still those of the step before.
+        A bad step leaves the weights as the step before left them. An average of every step has followed those already
+        and stays; one that moves less often, or begins here, has not.
         """
         if step == self._rhythm.first:
             torch._foreach_copy_(self._averages, self._weights)
         elif self._rhythm.due(step):
             dtype = self._averages[0].dtype
-            rate = (1 - bad).to(dtype) * self._rate
+            rate = self._rate if self._seldom else (1 - bad).to(dtype) * self._rate
             # 16-bit weights are widened first: kernels over many tensors want one type.
             gaps = torch._foreach_sub([weight.to(dtype) for weight in self._weights], self._averages)
             torch._foreach_mul_(gaps, rate)
