@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from paceline.architecture import Count, Positive, Share
+from paceline.architecture import Positive, Share
 from paceline.duration import Duration, Interval, Length, Rate
 from paceline.spec import Settings
 
@@ -126,8 +126,8 @@ class Muon(Settings):
     """Share of the last step's direction that is kept."""
     nesterov: bool = True
     """Look ahead by one momentum step (Nesterov)."""
-    iterations: Count = 5
-    """Newton-Schulz iterations that make a direction orthogonal."""
+    iterations: Annotated[int, Field(ge=1, le=8)] = 5
+    """Newton-Schulz iterations that make a direction orthogonal; they do not settle, and more only amplify rounding."""
     adamw_lr: Positive = 0.001
     """Learning rate of what is not orthogonal, at the peak of the schedule; its other settings are AdamW's defaults."""
     skip_names: tuple[str, ...] = ("head",)

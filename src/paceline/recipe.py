@@ -160,8 +160,9 @@ class Recipe(Settings):
     evaluate: Evaluate = Evaluate()
     """When and how validation images are judged."""
     on_bad_step: Literal["skip", "stop"] = "skip"
-    """What follows a step whose gradient is not finite, which changes nothing: the next one, or the end of the run."""
+    """What follows a step whose gradient or norm statistics are not finite, which changes nothing: the next one, or, at
+    the next report, the end of the run."""
     bad_steps_in_a_row: Count = 100
-    """So many bad steps in a row end the run in any case."""
+    """So many bad steps in a row end the run in any case, at the next report."""
     report: Interval = Duration.parse("0.1 epochs")
     """How often losses are read from the device and reported."""

@@ -28,9 +28,9 @@ def test_bad_steps_are_skipped_and_counted_until_there_are_too_many_in_a_row(
     words = ["train", small, "optimiser.lr=1e30", "epochs=3", "--out", "run"]
     done = paceline(*words, "bad_steps_in_a_row=4")
     assert done.returncode == 1
-    assert "the gradients of the last 4 steps were not finite" in done.stderr
+    assert "4 steps in a row were bad (a gradient or a statistic of a norm was not finite)" in done.stderr
     reports = latest(rows_of(tmp_path / "run"), "report")
-    bad = reports[-1]["last_bad_step"]
+    bad = reports[-1]["first_bad_step"]
     assert f"paceline repeat run --step {bad}" in done.stderr
     assert reports[-1]["bad_steps_in_a_row"] == 4
     assert reports[-1]["bad_steps"] == 4
@@ -42,14 +42,66 @@ def test_a_recipe_that_wants_no_bad_step_stops_at_the_first(paceline: Paceline, 
     assert done.returncode == 1
     last = latest(rows_of(tmp_path / "run"), "report")[-1]
     assert last["bad_steps"] == 1
-    assert f"the gradient of step {last['last_bad_step']} was not finite, and on_bad_step is stop" in done.stderr
+    assert f"step {last['first_bad_step']} was bad (a gradient" in done.stderr
+
+
+FP16 = ("on.device=cpu", "on.precision=fp16.32")
+
+
+def test_too_many_bad_steps_in_a_row_end_a_run_though_good_ones_came_before_the_report(
+    paceline: Paceline, small: str, tmp_path: Path
+) -> None:
+    steps = "on.loss_scale={0 steps: 1, 1 steps: 16777216, 4 steps: 1}"
+    words = ["train", small, *FP16, steps, "report=1 epoch", "epochs=2"]
+    assert paceline(*words, "bad_steps_in_a_row=4", "--out", "fine").returncode == 0
+    done = paceline(*words, "bad_steps_in_a_row=3", "--out", "run")
+    assert done.returncode == 1
+    assert "3 steps in a row were bad" in done.stderr
+    row = latest(rows_of(tmp_path / "run"), "report")[-1]
+    assert (row["step"], row["bad_steps"], row["bad_steps_in_a_row"], row["first_bad_step"]) == (6, 3, 3, 2)
+    rows = latest(rows_of(tmp_path / "fine"), "report")
+    assert [(row["bad_steps"], row["bad_steps_in_a_row"], row["first_bad_step"]) for row in rows] == [
+        (3, 3, 2), (3, 0, 0),
+    ]  # fmt: skip
+
+
+def test_a_variance_that_overflows_is_a_bad_step_and_named(paceline: Paceline, small: str, tmp_path: Path) -> None:
+    words = ["train", small, "optimiser.lr=1e12", "epochs=3", "on.precision=32.32", "on_bad_step=stop", "--out", "run"]
+    done = paceline(*words)
+    assert done.returncode == 1
+    bad = latest(rows_of(tmp_path / "run"), "report")[-1]["first_bad_step"]
+    seen = paceline("repeat", "run", "--step", str(bad))
+    assert seen.returncode == 1, seen.stdout + seen.stderr
+    found = json.loads(paceline("repeat", "run", "--step", str(bad), "--json").stdout)
+    assert found["layer"] is None
+    assert "norm" in found["statistics"]
+    assert f"in a step in which the variance that {found['statistics']} finds is not finite" in seen.stdout
+    assert len(found["images"]) == 16
+
+
+@pytest.mark.long
+def test_a_step_is_repeated_by_the_micro_batches_it_was_trained_with(
+    paceline: Paceline, small: str, tmp_path: Path
+) -> None:
+    """In 16 bits a gradient that is summed over more images overflows sooner."""
+    words = ["train", small, *FP16, "on.loss_scale=16384", "on.micro_batch=4", "norm_batch=4", "--out", "run"]
+    assert paceline(*words).returncode == 0
+    rows = latest(rows_of(tmp_path / "run"), "report")
+    by_four, by_sixteen = [], []
+    for row in rows:
+        was_bad = row["first_bad_step"] == row["step"]
+        step = ["repeat", "run", "--step", str(row["step"])]
+        by_four.append((paceline(*step).returncode == 1) == was_bad)
+        by_sixteen.append((paceline(*step, "on.micro_batch=16").returncode == 1) == was_bad)
+    assert all(by_four)
+    assert not all(by_sixteen)  # or this test would show nothing
 
 
 def test_a_bad_step_is_repeated_and_its_first_layer_and_images_are_named(
     paceline: Paceline, small: str, tmp_path: Path
 ) -> None:
     paceline("train", small, "optimiser.lr=1e30", "epochs=3", "on_bad_step=stop", "--out", "run")
-    bad = latest(rows_of(tmp_path / "run"), "report")[-1]["last_bad_step"]
+    bad = latest(rows_of(tmp_path / "run"), "report")[-1]["first_bad_step"]
     done = paceline("repeat", "run", "--step", str(bad), "--json")
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
@@ -61,7 +113,7 @@ def test_a_bad_step_is_repeated_and_its_first_layer_and_images_are_named(
     assert json.loads(parts.stdout)["images"] == found["images"]  # those of every micro-batch
     fine = paceline("repeat", "run", "--step", "1")
     assert fine.returncode == 0, fine.stderr
-    assert "Every output and gradient of this step is finite here." in fine.stdout
+    assert "Every output, statistic and gradient of this step is finite here." in fine.stdout
 
 
 def test_a_step_that_the_run_does_not_have_is_refused(paceline: Paceline, small: str) -> None:
@@ -114,7 +166,7 @@ def test_images_in_files_are_named_by_number_and_path(paceline: Paceline, tmp_pa
     (tmp_path / "files.yaml").write_text(PAGE)
     words = ["optimiser.lr=1e30", "global_batch=32", "on_bad_step=stop", "epochs=4", "--data", "data", "--out", "run"]
     assert paceline("train", "files.yaml", *words).returncode == 1
-    bad = str(latest(rows_of(tmp_path / "run"), "report")[-1]["last_bad_step"])
+    bad = str(latest(rows_of(tmp_path / "run"), "report")[-1]["first_bad_step"])
     found = json.loads(paceline("repeat", "run", "--step", bad, "--json").stdout)["images"]
     table = open_index(Files(name="images"), tmp_path / "data").training
     assert found

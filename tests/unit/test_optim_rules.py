@@ -267,6 +267,14 @@ def test_rmsprop_of_tensorflow_gives_numbers_worked_out_by_hand() -> None:
     assert second["dense.bias"] == pytest.approx([0.91438520739051381], rel=1e-12)
 
 
+@pytest.mark.parametrize("form", ["tensorflow", "torch"])
+def test_one_huge_gradient_does_not_make_rmsprop_s_weights_nan(form: str) -> None:
+    gradients = [{"dense.bias": [value]} for value in (1.0, 1e200, 1.0, 1.0)]  # its square is infinite
+    end = drive(f"{{name: rmsprop, form: {form}, lr: 1}}", {"dense.bias": [1.0]}, gradients, [0.1] * 4)
+    assert end["dense.bias.square"] == [math.inf]
+    assert math.isfinite(end["dense.bias"][0])
+
+
 @pytest.mark.parametrize("optimiser", ["lars, decay: 0.1", "larc, mode: scale, nesterov: false", "lamb"])
 @pytest.mark.parametrize("zero", ["weights", "gradient"])
 def test_the_ratio_is_1_where_weights_or_gradient_are_zero(optimiser: str, zero: str) -> None:

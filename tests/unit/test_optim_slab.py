@@ -199,3 +199,9 @@ def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(optimiser: str) -> None:
     assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
     assert any(not torch.equal(tensor, saved[name]) for name, tensor in one.items())
     assert all(tensor.isfinite().all() for tensor in one.values())
+
+
+def test_norms_of_many_numbers_keep_their_digits_in_float32() -> None:
+    many = numbers("many", (1 << 22,))
+    slab = Slab({"many": nn.Parameter(many.float()), "few": nn.Parameter(torch.full((5,), 3.0))})
+    assert slab.norms(slab.wide).tolist() == pytest.approx([3 * 5**0.5, float(many.norm())], rel=1e-6)

@@ -97,10 +97,22 @@ def test_one_gradient_that_is_not_finite_makes_a_step_bad(value: float) -> None:
     whole = make_whole(plan)
     whole.learn(first_step(plan))
     before = {name: gradient.clone() for name, gradient in gradients(whole).items()}
-    assert whole.bad().item() == 0
+    sums = whole.statistics.collect()
+    assert whole.bad(sums).item() == 0
     assert all(torch.equal(gradient, before[name]) for name, gradient in gradients(whole).items())
     gradients(whole)["head.dense.bias"][3] = value
-    assert whole.bad().item() == 1
+    assert whole.bad(sums).item() == 1
+
+
+def test_a_variance_that_is_not_finite_makes_a_step_bad_though_every_gradient_is_finite() -> None:
+    plan = make_plan("on.precision=32.32")
+    whole = make_whole(plan)
+    with torch.no_grad():
+        whole.module.get_parameter("stem.conv.weight").mul_(1e25)
+    whole.learn(first_step(plan))
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients(whole).values())
+    assert whole.bad(None).item() == 0
+    assert whole.bad(whole.statistics.collect()).item() == 1
 
 
 @pytest.mark.parametrize("count", [1, 5, 8])

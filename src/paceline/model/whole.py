@@ -114,12 +114,15 @@ class Whole:
         sums = [p.detach().view(whole[p.itemsize]).sum(dtype=torch.int64) for p in self.parameters]
         return torch.stack(sums).sum()
 
-    def bad(self) -> Tensor:
-        """1 where some gradient is not a finite number, else 0, on the device."""
+    def bad(self, sums: Tensor | None) -> Tensor:
+        """1 where some gradient or statistic of the step is not a finite number, else 0, on the device.
+
+        Behind a variance that is infinite a norm's output is zero, and so every gradient finite.
+        """
         found = torch.zeros((), device=self.device)
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        # The check that torch's own gradient scaler makes: one pass over all gradients, and no wait.
-        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, self._one)
+        numbers = [p.grad for p in self.parameters if p.grad is not None] + ([] if sums is None else [sums])
+        # The check that torch's own gradient scaler makes: one pass over all of them, and no wait.
+        torch._amp_foreach_non_finite_check_and_unscale_(numbers, found, self._one)
         return found
 
     @torch.inference_mode()

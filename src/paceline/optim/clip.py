@@ -7,7 +7,7 @@ from collections.abc import Set
 import torch
 from torch import Tensor
 
-from paceline.optim.slab import Slab
+from paceline.optim.slab import Slab, grain_norms
 from paceline.optimisation import Clip
 
 SMALLEST = 1e-3
@@ -28,7 +28,7 @@ class Clipping:
         if bounds.value is not None:
             gradients = [gradient.clamp(-bounds.value, bounds.value) for gradient in gradients]
         if bounds.norm is not None:
-            whole = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(row) for row in gradients]))
+            whole = torch.linalg.vector_norm(torch.cat([grain_norms(row) for row in gradients]))
             scale = (bounds.norm / whole).clamp_(max=1)  # a norm of zero gives infinity, and so 1
             gradients = [gradient * scale for gradient in gradients]
         if bounds.adaptive is not None:

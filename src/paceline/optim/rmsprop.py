@@ -27,7 +27,8 @@ class RmsPropRule:
 
     def move(self, now: Moment) -> tuple[Tensor, dict[str, Tensor]]:
         settings, gradient = self.settings, now.decayed
-        square = now.state["square"].lerp(gradient.square(), 1 - settings.decay)
+        # Not as r + (1 - decay) * (g**2 - r), which of an infinite r, after one huge gradient, would make NaN.
+        square = (now.state["square"] * settings.decay).addcmul_(gradient, gradient, value=1 - settings.decay)
         kept = now.state["momentum"] * settings.momentum
         if settings.form == "tensorflow":
             kept.addcdiv_(gradient, (square + settings.epsilon).sqrt_(), value=now.lr)

@@ -90,7 +90,7 @@ class Slab:
 
     def norms(self, row: Tensor) -> Tensor:
         """The norm of each parameter's part of a row."""
-        return torch.stack(torch._foreach_norm(row.split(self.lengths)))
+        return torch.stack(torch._foreach_norm(grain_norms(row).split([length // GRAIN for length in self.lengths])))
 
     def times(self, row: Tensor, factors: Tensor) -> Tensor:
         """A row of which each parameter's part is multiplied by its own factor."""
@@ -114,6 +114,12 @@ class Slab:
     def _windows(self, row: Tensor) -> list[Tensor]:
         pieces = zip(row.split(self.lengths), self.parameters.values(), strict=True)
         return [_rolled(piece[: p.numel()], p.shape) for piece, p in pieces]
+
+
+def grain_norms(row: Tensor) -> Tensor:
+    """The norm of every grain of a row, of which norms over more are made: float32 loses a percent where the squares of a
+    hundred million numbers are added up one after the other."""
+    return torch.linalg.vector_norm(row.view(-1, GRAIN), dim=1)
 
 
 def _unrolled(tensor: Tensor) -> Tensor:

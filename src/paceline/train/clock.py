@@ -15,6 +15,16 @@ from paceline.record import Row, latest
 from paceline.train.state import State
 
 
+def longest_row(steps: list[int], after: int) -> int:
+    """How many neighbours at most follow each other in these steps, in rows that reach beyond `after`."""
+    longest = row = before = 0
+    for step in steps:
+        row = row + 1 if step == before + 1 else 1
+        before = step
+        longest = max(longest, row if step > after else 0)
+    return longest
+
+
 class Clock:
     """Seconds of training, of waiting for images and of pauses; time between a kill and a resume does not count."""
 
@@ -46,8 +56,8 @@ class Clock:
     def report(self, state: State) -> dict[str, Any]:
         """The row of a report, and the sums start anew. The one place where the host waits for the device."""
         plan = self._plan
-        counts = torch.stack([state.bad_steps, state.last_good, state.last_bad])
-        sums = torch.cat([state.tally, state.last, counts]).tolist()
+        sums = torch.cat([state.tally, state.last]).tolist()
+        bad = state.bad_steps()
         now = time.perf_counter()
         seconds = max(now - self._mark - self._paused, 1e-9)
         self._total += now - self._mark
@@ -61,9 +71,9 @@ class Clock:
             "top1": sums[1] / images,
             "last_loss": sums[2] / plan.global_batch,
             "last_top1": sums[3] / plan.global_batch,
-            "bad_steps": int(sums[4]),
-            "bad_steps_in_a_row": state.step - int(sums[5]),
-            "last_bad_step": int(sums[6]),
+            "bad_steps": len(bad),
+            "bad_steps_in_a_row": longest_row(bad, state.reported),
+            "first_bad_step": next((step for step in bad if step > state.reported), 0),
             "images": images,
             "step_seconds": seconds / max(1, state.step - self._step),
             "images_per_second": done / seconds,

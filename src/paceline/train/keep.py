@@ -12,6 +12,9 @@ from paceline.record import Row, Run, best_step
 from paceline.train.state import State, to_files
 from paceline.train.wishes import Stopped
 
+NOT_FINITE = "a gradient or a statistic of a norm was not finite"
+"""What makes a step bad."""
+
 
 def save(plan: Plan, run: Run, state: State) -> None:
     """Write a checkpoint of this step, then remove those that need not stay."""
@@ -61,12 +64,11 @@ def saved_if_cut_off(plan: Plan, run: Run, state: State) -> Iterator[None]:
 def heed_bad_steps(plan: Plan, run: Run, state: State, row: Row) -> None:
     """End a run, saved, whose recipe does not want bad steps, or which has nothing but bad ones any more."""
     recipe, found = plan.recipe, row["bad_steps_in_a_row"]
-    fresh = row["last_bad_step"] > row["step"] - row["images"] // plan.global_batch  # since the report before
-    if recipe.on_bad_step == "stop" and fresh:
-        what = f"the gradient of step {row['last_bad_step']} was not finite, and on_bad_step is stop"
+    if recipe.on_bad_step == "stop" and found:
+        what = f"step {row['first_bad_step']} was bad ({NOT_FINITE}), and on_bad_step is stop"
     elif found >= recipe.bad_steps_in_a_row:
-        what = f"the gradients of the last {found} steps were not finite"
+        what = f"{found} steps in a row were bad ({NOT_FINITE})"
     else:
         return
     save(plan, run, state)
-    raise Broken(f"{what}; look into it with: paceline repeat {run.folder} --step {row['last_bad_step']}")
+    raise Broken(f"{what}; look into it with: paceline repeat {run.folder} --step {row['first_bad_step']}")

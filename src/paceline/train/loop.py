@@ -63,7 +63,7 @@ def update(plan: Plan, world: World, state: State, share: list[MicroBatch], wish
     scale = state.scale.now(state.step)
     tally = network.learn(share, scale)  # forward and backward, leaving summed gradients
     sums, tally, heard = network.share(world, tally, wishes.ask(tally.dtype))  # added up over the replicas
-    bad = network.bad()  # decided on the device: a step that is not finite changes nothing
+    bad = network.bad(sums)  # decided on the device: a step that is not finite changes nothing
     divisor = network.divisor if scale is None else network.divisor * scale
     state.optimiser.step(schedule.lr(plan, state.step), divisor, bad, state.step)
     state.scale.heed(bad)

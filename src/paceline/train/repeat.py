@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from paceline import checkpoint
@@ -16,6 +16,7 @@ from paceline.data.order import share, training_order
 from paceline.data.scan import open_index
 from paceline.dataset import Files
 from paceline.errors import RunError, UserError
+from paceline.model.norm import BatchNormAct
 from paceline.plan import Plan
 from paceline.record import Run
 from paceline.train.loop import update
@@ -36,11 +37,13 @@ class Finding:
     loss: float
     layer: str | None
     """The first layer whose output was not finite; None where all were."""
+    statistics: str | None
+    """The first batch norm whose mean or variance over a norm group was not finite."""
     gradient: str | None
     """The last parameter, in the order of the data, whose gradient was not finite: the first the backward pass met."""
     images: list[dict[str, str | int]]
-    """The images that made that layer's output, or the step's gradient, not finite: their numbers, and for data in
-    files their names, as they stand in quarantine.jsonl."""
+    """The images that made that layer's output, or the step's statistics or gradient, not finite: their numbers, and
+    for data in files their names, as they stand in quarantine.jsonl."""
 
 
 def repeat(plan: Plan, world: World, run: Run, data: Path | None, step: int, tell: Tell) -> Finding:
@@ -53,24 +56,26 @@ def repeat(plan: Plan, world: World, run: Run, data: Path | None, step: int, tel
     with closing(open_loader(plan, data, world.replica, world.device).training(start)) as shares:
         while state.step < step - 1:
             update(plan, world, state, next(shares), wishes)
-        watch = _Watch(state.network.module)
+        watch = Watch(state.network.module)
         batches = next(shares)
         numbers = [training_order(plan).images(part).tolist() for part in share(plan, step - 1, world.replica)]
-        loss = 0.0
+        loss, statistics = 0.0, None
         for number, batch in enumerate(batches):
             watch.micro_batch = number
             loss += float(state.network.learn([batch], scale.now(step - 1))[0])
+            statistics = statistics or _first_overflow(state.network.module)
         watch.close()
     gradients = [
         name
         for name, p in state.network.module.named_parameters()
         if p.grad is not None and not bool(p.grad.isfinite().all())
     ]
-    images = [number for part in numbers for number in part] if gradients else []
-    if watch.layer:
-        images = [numbers[batch][place] for batch, place in watch.places]
+    layer, places = watch.first()
+    images = [number for part in numbers for number in part] if gradients or statistics else []
+    if layer:
+        images = [numbers[batch][place] for batch, place in places]
     return Finding(
-        step, start, from_checkpoint, loss / plan.global_batch, watch.layer, gradients[-1] if gradients else None,
+        step, start, from_checkpoint, loss / plan.global_batch, layer, statistics, gradients[-1] if gradients else None,
         _named(plan, data, images),
     )  # fmt: skip
 
@@ -114,28 +119,44 @@ def _named(plan: Plan, folder: Path | None, images: list[int]) -> list[dict[str,
     return found
 
 
-class _Watch:
+def _first_overflow(module: nn.Module) -> str | None:
+    """The first batch norm whose statistics of the last forward pass are not finite."""
+    for name, part in module.named_modules():
+        if isinstance(part, BatchNormAct) and not all(bool(numbers.isfinite().all()) for numbers in part.places):
+            return name
+    return None
+
+
+class Watch:
     """Looks at the output of every layer in the order in which they are computed."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.layer: str | None = None
         self.micro_batch = 0
-        self.places: list[tuple[int, int]] = []
-        """The micro-batch and the place in it of every image whose output of that layer was not finite."""
+        self._calls: Counter[int] = Counter()
+        self._found: dict[int, tuple[int, str, list[int]]] = {}
+        """For each micro-batch, the first call of a layer that gave something not finite: its number, the layer's name
+        and the places of those images."""
         self._hooks = [
             part.register_forward_hook(self._look(name))
             for name, part in module.named_modules()
             if not list(part.children())
         ]
 
+    def first(self) -> tuple[str | None, list[tuple[int, int]]]:
+        """The first layer of all micro-batches, and by micro-batch and place in it the images that it concerns."""
+        if not self._found:
+            return None, []
+        call, layer, _ = min(self._found.values())
+        same = {number: places for number, (other, _, places) in self._found.items() if other == call}
+        return layer, [(number, place) for number, places in same.items() for place in places]
+
     def _look(self, name: str) -> Any:
         def hook(_part: nn.Module, _given: Any, made: Any) -> None:
-            # Later micro-batches are asked about the layer that was found, so that none of its images is missed.
-            if self.layer in (None, name) and isinstance(made, Tensor) and not bool(made.isfinite().all()):
-                self.layer = name
-                bad = ~made.detach().flatten(1).isfinite().all(1)
-                places = [(self.micro_batch, place) for place in torch.nonzero(bad).flatten().tolist()]
-                self.places += [place for place in places if place not in self.places]
+            self._calls[self.micro_batch] += 1
+            if self.micro_batch in self._found or not isinstance(made, Tensor) or bool(made.isfinite().all()):
+                return
+            bad = ~made.detach().flatten(1).isfinite().all(1)
+            self._found[self.micro_batch] = self._calls[self.micro_batch], name, bad.nonzero().flatten().tolist()
 
         return hook
 

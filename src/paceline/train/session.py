@@ -130,7 +130,7 @@ def take_up(plan: Plan, world: World, run: Run, console: Console | None = None) 
     counters = torch.tensor([state.step, state.reported], device=world.device)
     world.spread([*state.network.module.state_dict().values(), *state.optimiser.tensors().values()])
     world.spread([*state.average.tensors().values()] if state.average else [])
-    world.spread([state.tally, state.last, state.bad_steps, state.last_good, state.last_bad])
+    world.spread([state.tally, state.last, state.bad])
     world.spread([state.scale.value, state.scale.good_steps, counters])
     state.step, state.reported = counters.tolist()
     return state

@@ -24,7 +24,7 @@ from paceline.plan import Plan
 from paceline.train.scaling import LossScale
 from paceline.world import World
 
-KEPT = ("step", "reported", "tally", "last", "bad_steps", "last_good", "last_bad", "loss_scale", "good_steps")
+KEPT = ("step", "reported", "tally", "last", "bad_steps", "loss_scale", "good_steps")
 """What state.json holds."""
 
 
@@ -38,12 +38,8 @@ class State:
     """Loss and hits, summed over the images since the last report."""
     last: Tensor
     """Loss and hits of the last step."""
-    bad_steps: Tensor
-    """How many steps were skipped because a gradient was not finite."""
-    last_good: Tensor
-    """The last step that was not skipped."""
-    last_bad: Tensor
-    """The last step that was; 0 before any."""
+    bad: Tensor
+    """For each step of the run, whether it was skipped because something in it was not finite."""
     scale: LossScale
     """What the loss is multiplied by before the backward pass."""
     average: Average | None = None
@@ -54,9 +50,11 @@ class State:
 
     def count(self, bad: Tensor) -> None:
         """Take note of a step that is done, on the device."""
-        self.bad_steps += bad
-        self.last_good.copy_(torch.where(bad > 0, self.last_good, self.step))
-        self.last_bad.copy_(torch.where(bad > 0, self.step, self.last_bad))
+        self.bad[self.step - 1].copy_(bad)
+
+    def bad_steps(self) -> list[int]:
+        """The steps so far that were skipped, by number; this waits for the device."""
+        return [place + 1 for place in self.bad[: self.step].nonzero().flatten().tolist()]
 
 
 def fresh(plan: Plan, world: World) -> State:
@@ -66,9 +64,9 @@ def fresh(plan: Plan, world: World) -> State:
     sums = torch.zeros(2, len(TALLY), dtype=exact(world.device), device=world.device)
     decay = plan.recipe.average.decay
     average = None if decay is None else Average(plan, network.module, decay)
-    bad, last_good, last_bad = sums.new_zeros(3)
+    bad = torch.zeros(plan.steps, dtype=torch.uint8, device=world.device)
     scale = LossScale(plan, world.device)
-    return State(network, optimiser, sums[0], sums[1], bad, last_good, last_bad, scale, average)
+    return State(network, optimiser, sums[0], sums[1], bad, scale, average)
 
 
 def begin(state: State, plan: Plan) -> Adoption | None:
@@ -92,9 +90,7 @@ def to_files(state: State) -> dict[str, bytes]:
         "reported": state.reported,
         "tally": state.tally.tolist(),
         "last": state.last.tolist(),
-        "bad_steps": int(state.bad_steps),
-        "last_good": int(state.last_good),
-        "last_bad": int(state.last_bad),
+        "bad_steps": state.bad_steps(),
         "loss_scale": float(state.scale.value) if state.scale.dynamic else None,
         "good_steps": int(state.scale.good_steps),
     }
@@ -121,8 +117,8 @@ def restore(state: State, files: dict[str, bytes], where: str) -> State:
     _restore_average(state, files, rest["step"], where)
     state.tally.copy_(torch.tensor(rest["tally"], dtype=state.tally.dtype))
     state.last.copy_(torch.tensor(rest["last"], dtype=state.last.dtype))
-    for count in ("bad_steps", "last_good", "last_bad"):
-        getattr(state, count).fill_(rest[count])
+    for number in rest["bad_steps"]:
+        state.bad[number - 1] = 1
     if state.scale.dynamic and rest["loss_scale"] is not None:  # one that was fixed says nothing of a dynamic one
         state.scale.value.fill_(rest["loss_scale"])
         state.scale.good_steps.fill_(rest["good_steps"])

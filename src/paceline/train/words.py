@@ -13,6 +13,7 @@ from paceline.dataset import Shapes
 from paceline.plan import Plan
 from paceline.reconcile import fits, mixes
 from paceline.record import Row, Run, best_step, latest
+from paceline.train.keep import NOT_FINITE
 from paceline.train.state import State
 
 
@@ -107,6 +108,6 @@ def _say_what_went_wrong(run: Run, report: Row, console: Console) -> None:
         )
     if skipped := report["bad_steps"]:
         console.print(
-            f"[red]{skipped} {'step was' if skipped == 1 else 'steps were'} skipped: the gradient was not finite[/red]",
+            f"[red]{skipped} {'step was' if skipped == 1 else 'steps were'} skipped: {NOT_FINITE}[/red]",
             soft_wrap=True,
         )

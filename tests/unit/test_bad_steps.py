@@ -1,0 +1,50 @@
+"""Steps that are not finite: how many follow each other, and where one went wrong first."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.train.clock import longest_row
+from paceline.train.repeat import Watch
+
+
+@pytest.mark.parametrize(
+    ("steps", "after", "longest"),
+    [
+        ([], 0, 0),
+        ([1], 0, 1),
+        ([1, 2, 3, 7, 8], 0, 3),
+        ([1, 2, 3, 7, 8], 3, 2),
+        ([1, 2, 3, 7, 8], 2, 3),  # a row that goes on after the report counts from its start
+        ([1, 2, 3], 3, 0),
+        ([5, 7, 9], 0, 1),
+    ],
+)
+def test_rows_of_bad_steps_are_counted_across_reports_and_within_them(
+    steps: list[int], after: int, longest: int
+) -> None:
+    assert longest_row(steps, after) == longest
+
+
+def test_the_first_layer_of_all_micro_batches_is_named_with_every_image_that_it_concerns() -> None:
+    class Odd(nn.Module):
+        """Passes numbers on; from its own number on they become infinite."""
+
+        def __init__(self, number: float) -> None:
+            super().__init__()
+            self.number = number
+
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            return torch.where(given == self.number, math.inf, given)
+
+    network = nn.Sequential(Odd(1), Odd(2), Odd(3))
+    watch = Watch(network)
+    for watch.micro_batch, images in enumerate([[0, 3, 0, 0], [2, 0, 0, 3], [0, 0, 2, 3], [0, 0, 0, 0]]):
+        network(torch.tensor(images, dtype=torch.float32)[:, None])
+    assert watch.first() == ("1", [(1, 0), (2, 2)])
+    watch.close()
+    assert Watch(network).first() == (None, [])
