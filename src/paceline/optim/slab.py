@@ -117,9 +117,10 @@ class Slab:
 
 
 def grain_norms(row: Tensor) -> Tensor:
-    """The norm of every grain of a row, of which norms over more are made: float32 loses a percent where the squares of a
-    hundred million numbers are added up one after the other."""
-    return torch.linalg.vector_norm(row.view(-1, GRAIN), dim=1)
+    """The norm of every grain of a row, of which norms over more are made: float32 loses a percent where the squares of
+    a hundred million numbers are added up one after the other."""
+    norms: Tensor = torch.linalg.vector_norm(row.view(-1, GRAIN), dim=1)
+    return norms
 
 
 def _unrolled(tensor: Tensor) -> Tensor:

@@ -121,10 +121,8 @@ def _named(plan: Plan, folder: Path | None, images: list[int]) -> list[dict[str,
 
 def _first_overflow(module: nn.Module) -> str | None:
     """The first batch norm whose statistics of the last forward pass are not finite."""
-    for name, part in module.named_modules():
-        if isinstance(part, BatchNormAct) and not all(bool(numbers.isfinite().all()) for numbers in part.places):
-            return name
-    return None
+    norms = [(name, part) for name, part in module.named_modules() if isinstance(part, BatchNormAct)]
+    return next((name for name, norm in norms if not all(bool(t.isfinite().all()) for t in norm.places)), None)
 
 
 class Watch:
