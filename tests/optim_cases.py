@@ -59,7 +59,7 @@ OPTIMISERS = [
     "{name: lamb, lr: 0.2, betas: [0.5, 0.9], epsilon: 0.1}",
     "{name: lamb, lr: 0.2, scales: decayed}",
     "{name: muon, lr: 0.2}",
-    "{name: muon, lr: 0.2, momentum: 0.5, nesterov: false, iterations: 2, adamw_lr: 0.05, skip_names: [head, dense]}",
+    "{name: muon, lr: 0.2, momentum: 0.5, nesterov: false, iterations: 2, adamw_lr: 0.05, skip_names: [dense]}",
 ]
 CLIPS = ["{}", "{value: 0.5, norm: 1.5, adaptive: 0.1}"]
 

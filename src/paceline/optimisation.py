@@ -67,7 +67,8 @@ class Lars(Settings):
     momentum_correction: bool = False
     """Keep the learning rate out of the momentum, as NVIDIA does; off, it is inside, as in the MLPerf reference."""
     skip_names: tuple[str, ...] = ("norm", "bias")
-    """Parameters with one of these words in their name take a plain momentum step, without LARS's decay."""
+    """Parameters with one of these words in their name take a plain momentum step, without LARS's decay; norm means
+    those of norms also where another package calls them bn1."""
     skip_dimensions: tuple[int, ...] = ()
     """The same for parameters with this many dimensions."""
 
@@ -130,8 +131,9 @@ class Muon(Settings):
     """Newton-Schulz iterations that make a direction orthogonal; they do not settle, and more only amplify rounding."""
     adamw_lr: Positive = 0.001
     """Learning rate of what is not orthogonal, at the peak of the schedule; its other settings are AdamW's defaults."""
-    skip_names: tuple[str, ...] = ("head",)
-    """Parameters with one of these words in their name take AdamW as well."""
+    skip_names: tuple[str, ...] = ()
+    """Parameters with one of these words in their name take AdamW too; the weights that decide between classes always
+    do."""
 
 
 Optimiser = Sgd | Momentum | RmsProp | Lars | Larc | AdamW | Lamb | Muon
@@ -156,7 +158,8 @@ class WeightDecay(Settings):
     rate: Annotated[float, Field(ge=0)] = 0.0
     """Strength of the decay."""
     skip_names: tuple[str, ...] = ()
-    """Leave out parameters with one of these words in their name, such as norm or bias."""
+    """Leave out parameters with one of these words in their name, such as norm or bias; norm means those of norms also
+    where another package calls them bn1."""
     skip_dimensions: tuple[int, ...] = ()
     """Leave out parameters with this many dimensions, such as 1 for every scale, shift and bias."""
 

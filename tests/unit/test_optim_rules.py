@@ -85,7 +85,7 @@ def move(rule: Optimiser, name: str, w: Tensor, g: Tensor, kept: dict[str, Tenso
             u = adam(kept, plain, rule.betas, rule.epsilon, step) + decay * w
             return w - lr * (ratio(w, u, 1.0) if decay or rule.scales == "all" else 1) * u
         case Muon():
-            if w.dim() < 2 or any(word in name for word in rule.skip_names):
+            if w.dim() < 2 or any(word in name for word in ("head", *rule.skip_names)):
                 lr = lr / 0.2 * rule.adamw_lr
                 return w - lr * (adam(kept, plain, (0.9, 0.999), 1e-8, step) + decay * w)
             kept["momentum"] = rule.momentum * m + plain

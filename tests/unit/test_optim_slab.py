@@ -148,7 +148,7 @@ class Kernels(TorchDispatchMode):
 @pytest.mark.parametrize("optimiser", RULED)
 def test_a_step_takes_no_more_kernels_for_more_parameters(optimiser: str, clip: str) -> None:
     counts = []
-    for copies in (1, 9):
+    for copies in (2, 9):  # one of several heads decides between classes
         shapes = {f"{name.partition('.')[0]}.{copy}.{name}": s for copy in range(copies) for name, s in MANY.items()}
         weights = parameters(shapes)
         ours = build_optimiser(weights.items(), plan_of(optimiser, f"clip={clip}", shapes=shapes))

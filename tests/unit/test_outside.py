@@ -19,8 +19,12 @@ from paceline.errors import PlanError, UserError
 from paceline.model.build import build_network
 from paceline.model.chance import Chances, Dropout, StochasticDepth
 from paceline.model.network import Network
-from paceline.model.norm import BatchNormAct, GroupNormAct
+from paceline.model.norm import BatchNormAct, GroupNormAct, norm_parameters
 from paceline.model.whole import Whole
+from paceline.optim.build import decays, group, head, ruled
+from paceline.optim.lars import LarsRule
+from paceline.optim.muon import MuonRule
+from paceline.optimisation import WeightDecay
 from paceline.train.state import begin, fresh
 from paceline.world import World
 
@@ -221,6 +225,26 @@ def test_each_norm_moves_by_its_own_momentum() -> None:
     for norm, (mean, var), momentum in zip(the(network.module, BatchNormAct), seen, (0.02, 0.1, 0.3), strict=True):
         assert torch.allclose(norm.running_mean, momentum * mean, rtol=1e-12)
         assert torch.allclose(norm.running_var, (1 - momentum) + momentum * var, rtol=1e-12)
+
+
+def test_the_word_norm_means_norms_whatever_another_package_calls_them() -> None:
+    module = build("timm:small")
+    named, norms = dict(module.named_parameters()), norm_parameters(module)
+    assert norms == {f"network.network.{n}.{p}" for n in ("bn1", "block.1.0", "bn2") for p in ("weight", "bias")}
+    decay = WeightDecay(rate=0.1, skip_names=("norm",))
+    plan = make_plan("model=timm:small", "optimiser={name: lars, lr: 1}")
+    assert {name for name, p in named.items() if not decays(decay, name, p, norms)} == norms
+    pairs = ruled(plan, group(plan, named, norms), norms, set())
+    skipped = {name for some, rule in pairs if isinstance(rule, LarsRule) and rule.skipped for name in some.parameters}
+    assert skipped == {name for name, parameter in named.items() if parameter.dim() == 1}  # biases by their name
+
+
+def test_muon_leaves_the_weights_that_decide_between_classes_to_adamw_whatever_they_are_called() -> None:
+    named = dict(build("timm:small").named_parameters())
+    plan = make_plan("model=timm:small", "optimiser={name: muon, lr: 1}")
+    pairs = ruled(plan, group(plan, named), set(), head(plan, named))
+    made = {name for some, rule in pairs if isinstance(rule, MuonRule) for name in some.parameters}
+    assert made == {f"network.network.{name}.weight" for name in ("conv1", "block.0", "hidden.0")}
 
 
 def test_a_norm_that_activates_still_does() -> None:

@@ -180,6 +180,13 @@ class BatchNormAct(NormAct):
         return y
 
 
+def norm_parameters(module: nn.Module) -> set[str]:
+    """The names of the parameters of norms, Paceline's and others'."""
+    kinds = (NormAct, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+    norms = [(start, part) for start, part in module.named_modules() if isinstance(part, kinds)]
+    return {f"{start}.{name}" for start, part in norms for name, _ in part.named_parameters(recurse=False)}
+
+
 class _SharedNorm(torch.autograd.Function):
     """Batch norm over the same layer's images on several replicas; gives the normalised images and [mean, variance]."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 from typing import Protocol
 
@@ -35,15 +35,20 @@ class Optimiser(Protocol):
         ...
 
 
-def build_optimiser(parameters: Iterable[tuple[str, nn.Parameter]], plan: Plan) -> Optimiser:
-    """The optimiser of a recipe for the named parameters of a network that train."""
+def build_optimiser(
+    parameters: Iterable[tuple[str, nn.Parameter]], plan: Plan, norms: Set[str] = frozenset()
+) -> Optimiser:
+    """The optimiser of a recipe for the named parameters of a network that train; `norms` are those of norms, whatever
+    they are called: the word norm in a recipe means these too."""
     named = {name: p for name, p in parameters if p.requires_grad}
-    groups, settings, bounds = group(plan, named), plan.recipe.optimiser, plan.recipe.clip
+    groups, settings, bounds = group(plan, named, norms), plan.recipe.optimiser, plan.recipe.clip
     if isinstance(settings, Sgd | Momentum) and bounds == Clip() and all(p.dtype.itemsize >= 4 for p in named.values()):
         rule = _descent(settings)
         return Descent(groups, rule.momentum, rule.nesterov)
-    parts = [Part(some, rule, rounding(plan, some)) for some, rule in ruled(plan, groups) if some.parameters]
-    return Ruled(parts, Clipping(bounds, [part.slab for part in parts], head(plan, named)))
+    last = head(plan, named)
+    pairs = ruled(plan, groups, norms, last)
+    parts = [Part(some, rule, rounding(plan, some)) for some, rule in pairs if some.parameters]
+    return Ruled(parts, Clipping(bounds, [part.slab for part in parts], last))
 
 
 def rounding(plan: Plan, group: Group) -> int | None:
@@ -54,7 +59,7 @@ def rounding(plan: Plan, group: Group) -> int | None:
     return keyed.key(plan.recipe.seed, "rounding", name)
 
 
-def ruled(plan: Plan, groups: list[Group]) -> Iterator[tuple[Group, Rule]]:
+def ruled(plan: Plan, groups: list[Group], norms: Set[str], head: Set[str]) -> Iterator[tuple[Group, Rule]]:
     """Every group with the rule that moves it; where a rule leaves parameters out, they are a group of their own."""
     settings = plan.recipe.optimiser
     for whole in groups:
@@ -64,7 +69,7 @@ def ruled(plan: Plan, groups: list[Group]) -> Iterator[tuple[Group, Rule]]:
             case RmsProp():
                 yield whole, RmsPropRule(settings)
             case Lars():
-                skipped, scaled = whole.split(lambda name, p: _skips(settings, name, p))
+                skipped, scaled = whole.split(lambda name, p: _skips(settings, name, p, norms))
                 yield scaled, LarsRule(settings, skipped=False)
                 yield skipped, LarsRule(settings, skipped=True)
             case Larc():
@@ -75,27 +80,29 @@ def ruled(plan: Plan, groups: list[Group]) -> Iterator[tuple[Group, Rule]]:
                 scales = settings.scales == "all" or whole.decay > 0
                 yield whole, AdamRule(settings.betas, settings.epsilon, scales)
             case Muon():
-                matrices, rest = whole.split(lambda name, p: p.dim() > 1 and not _named(settings.skip_names, name))
+                matrices, rest = whole.split(
+                    lambda name, p: p.dim() > 1 and name not in head and not _named(settings.skip_names, name, norms)
+                )
                 yield matrices, MuonRule(settings)
                 # The schedule has multiplied the peak: what it multiplied it by, times the rest's own rate.
                 share = settings.adamw_lr / plan.peak_lr if plan.peak_lr else 0.0
                 yield replace(rest, lr_factor=rest.lr_factor * share), AdamRule((0.9, 0.999), 1e-8)
 
 
-def group(plan: Plan, named: dict[str, nn.Parameter]) -> list[Group]:
+def group(plan: Plan, named: dict[str, nn.Parameter], norms: Set[str] = frozenset()) -> list[Group]:
     """Parameters by how weight decay pulls at them, what their learning rate is multiplied by, and type."""
     decay = plan.recipe.weight_decay
     found: dict[tuple[float, float, torch.dtype], dict[str, nn.Parameter]] = {}
     for name, parameter in named.items():
-        rate = decay.rate if decays(decay, name, parameter) else 0.0
+        rate = decay.rate if decays(decay, name, parameter, norms) else 0.0
         factor = plan.lr_factor(name.partition(".")[0])
         found.setdefault((rate, factor, parameter.dtype), {})[name] = parameter
     return [Group(rate, factor, members) for (rate, factor, _), members in found.items()]
 
 
-def decays(decay: WeightDecay, name: str, parameter: Tensor) -> bool:
+def decays(decay: WeightDecay, name: str, parameter: Tensor, norms: Set[str] = frozenset()) -> bool:
     """Whether weight decay pulls at this parameter."""
-    return decay.rate > 0 and not _skips(decay, name, parameter)
+    return decay.rate > 0 and not _skips(decay, name, parameter, norms)
 
 
 def head(plan: Plan, named: dict[str, nn.Parameter]) -> set[str]:
@@ -110,9 +117,9 @@ def _descent(settings: Sgd | Momentum) -> DescentRule:
     return DescentRule(settings.momentum, settings.nesterov)
 
 
-def _skips(settings: WeightDecay | Lars, name: str, parameter: Tensor) -> bool:
-    return _named(settings.skip_names, name) or parameter.dim() in settings.skip_dimensions
+def _skips(settings: WeightDecay | Lars, name: str, parameter: Tensor, norms: Set[str]) -> bool:
+    return _named(settings.skip_names, name, norms) or parameter.dim() in settings.skip_dimensions
 
 
-def _named(words: tuple[str, ...], name: str) -> bool:
-    return any(word in name for word in words)
+def _named(words: tuple[str, ...], name: str, norms: Set[str]) -> bool:
+    return any(word in name for word in words) or ("norm" in words and name in norms)

@@ -16,6 +16,7 @@ from paceline.architecture import Outside
 from paceline.checkpoint import AVERAGE, NETWORK
 from paceline.errors import Broken, RunError
 from paceline.model.init import initialise, published
+from paceline.model.norm import norm_parameters
 from paceline.model.weights import Adoption, adopt
 from paceline.model.whole import TALLY, Whole, exact
 from paceline.optim.average import Average
@@ -60,7 +61,7 @@ class State:
 def fresh(plan: Plan, world: World) -> State:
     """The state before the first step, weights not yet set: `begin` or `restore` sets them."""
     network = Whole(plan, world)
-    optimiser = build_optimiser(network.module.named_parameters(), plan)
+    optimiser = build_optimiser(network.module.named_parameters(), plan, norm_parameters(network.module))
     sums = torch.zeros(2, len(TALLY), dtype=exact(world.device), device=world.device)
     decay = plan.recipe.average.decay
     average = None if decay is None else Average(plan, network.module, decay)
