@@ -169,7 +169,9 @@ class Constant(Settings):
 
     name: Literal["constant"]
     warmup: Length = Duration.parse("0 steps")
-    """How long the learning rate climbs from zero; the schedule runs on underneath."""
+    """How long the learning rate climbs; the schedule runs on underneath."""
+    start: Annotated[float, Field(ge=0)] = 0.0
+    """The learning rate that warm-up climbs from, absolute."""
 
 
 class Stepped(Settings):
@@ -181,15 +183,21 @@ class Stepped(Settings):
     factor: Annotated[float, Field(gt=0)] = 0.1
     """What it is multiplied by at each drop."""
     warmup: Length = Duration.parse("0 steps")
-    """How long the learning rate climbs from zero; the schedule runs on underneath."""
+    """How long the learning rate climbs; the schedule runs on underneath."""
+    start: Annotated[float, Field(ge=0)] = 0.0
+    """The learning rate that warm-up climbs from, absolute."""
 
 
 class Cosine(Settings):
-    """Half a cosine from the peak to zero."""
+    """Half a cosine from the peak to `end`."""
 
     name: Literal["cosine"]
+    end: Annotated[float, Field(ge=0)] = 0.0
+    """The learning rate that it falls to, absolute."""
     warmup: Length = Duration.parse("0 steps")
-    """How long the learning rate climbs from zero."""
+    """How long the learning rate climbs."""
+    start: Annotated[float, Field(ge=0)] = 0.0
+    """The learning rate that warm-up climbs from, absolute."""
     after_warmup: bool = False
     """Start the cosine when warm-up ends instead of running it underneath (masked, as the older systems do)."""
     every: Interval | None = None
@@ -207,7 +215,9 @@ class Exponential(Settings):
     every: Interval
     """How long each value lasts, such as 2.4 epochs."""
     warmup: Length = Duration.parse("0 steps")
-    """How long the learning rate climbs from zero; the schedule runs on underneath."""
+    """How long the learning rate climbs; the schedule runs on underneath."""
+    start: Annotated[float, Field(ge=0)] = 0.0
+    """The learning rate that warm-up climbs from, absolute."""
 
 
 class Polynomial(Settings):
@@ -219,7 +229,9 @@ class Polynomial(Settings):
     end: Annotated[float, Field(ge=0)] = 0.0
     """The last learning rate, absolute."""
     warmup: Length = Duration.parse("0 steps")
-    """How long the learning rate climbs from zero."""
+    """How long the learning rate climbs."""
+    start: Annotated[float, Field(ge=0)] = 0.0
+    """The learning rate that warm-up climbs from, absolute."""
     first: Literal[0, 1] = 0
     """What the schedule calls the first step: 0 (TensorFlow, whose first learning rate is then zero) or 1 (NVIDIA)."""
     extra_steps: Annotated[int, Field(ge=0)] = 0

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import TypeVar
 
 from paceline.duration import Duration
-from paceline.optimisation import Constant, Cosine, Exponential, Polynomial, Stepped
+from paceline.optimisation import Constant, Cosine, Exponential, Polynomial, Schedule, Stepped
 from paceline.plan import Plan
 
 Number = TypeVar("Number", int, float)
@@ -21,7 +21,7 @@ def lr(plan: Plan, step: int) -> float:
     if isinstance(schedule, Cosine):
         return _cosine(plan, schedule, peak, step)
     climb = step / warm if step < warm else 1.0
-    return peak * _fall(plan, schedule, step) * climb
+    return _climbed(schedule, climb, peak * _fall(plan, schedule, step))
 
 
 def loss_scale(plan: Plan, step: int) -> float:
@@ -66,13 +66,19 @@ def _cosine(plan: Plan, schedule: Cosine, peak: float, step: int) -> float:
     climb = float(min(count + schedule.first * stretch, warm) / warm) if count < warm else 1.0
     start = warm if schedule.after_warmup else Fraction(0)
     progress = float(max(Fraction(0), count - start) / max(Fraction(1), steps - start))
-    return peak * ((1 + math.cos(math.pi * progress)) / 2) * climb
+    fall = (1 + math.cos(math.pi * progress)) / 2
+    return _climbed(schedule, climb, schedule.end + (peak - schedule.end) * fall)
+
+
+def _climbed(schedule: Schedule, climb: float, rate: float) -> float:
+    """How far warm-up has come, a share from 0 to 1, on its way to the rate that it makes way for."""
+    return schedule.start + (rate - schedule.start) * climb if climb < 1 else rate
 
 
 def _polynomial(schedule: Polynomial, peak: float, count: int, steps: int, warm: int) -> float:
     """The fall starts where the climb ends, as in the MLPerf reference."""
     if count <= warm:
-        return peak * count / warm if warm else peak
+        return _climbed(schedule, count / warm if warm else 1.0, peak)
     length = steps - warm + schedule.extra_steps
     left = 1 - min(count - warm, length) / length
     return (peak - schedule.end) * math.pow(left, schedule.power) + schedule.end

@@ -518,7 +518,7 @@ def test_ffcv_climbs_to_epoch_two_and_grows_its_images_as_published(epochs: int)
     plan = plan_of(f"resnet50-ffcv-{epochs}")
     steps = IMAGES // 4096
     for epoch in (1, 2, epochs // 2, epochs - 1):
-        expected = 1.7 * (epoch / 2 if epoch < 2 else (epochs - epoch) / (epochs - 2))
+        expected = 1.7 * ((1 + 1e-4) / 2 if epoch < 2 else (epochs - epoch) / (epochs - 2))
         assert schedule.lr(plan, epoch * steps) == pytest.approx(expected)
     ramps = {16: (11, 13), 24: (17, 20), 32: (23, 27), 40: (29, 34), 56: (41, 48), 88: (65, 76)}
     start, end = ramps[epochs]
@@ -586,6 +586,11 @@ def test_timm_a3_is_lamb_on_binary_losses_at_160_pixels() -> None:
     assert recipe.weight_decay.skip_dimensions == (1,)
     assert recipe.clip.norm == 1
     assert isinstance(recipe.schedule, Cosine)
+    plan = plan_of("resnet50-timm-a3")
+    rates = [schedule.lr(plan, epoch * (IMAGES // 2048)) for epoch in (0, 5, 99)]
+    assert rates == pytest.approx(
+        [1e-4, *(1e-6 + (8e-3 - 1e-6) * (1 + math.cos(math.pi * epoch / 100)) / 2 for epoch in (5, 99))], rel=1e-12
+    )
     assert isinstance(recipe.optimiser, Lamb)
     assert recipe.optimiser.scales == "decayed"
     assert isinstance(recipe.augment.policy, RandAugment)

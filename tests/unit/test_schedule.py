@@ -34,6 +34,7 @@ def rates(plan: Plan) -> list[float]:
         )),
         ("{name: stepped, drops: []}", lambda i: 1.0),
         ("cosine", lambda i: (1 + math.cos(math.pi * i / 100)) / 2),
+        ("{name: cosine, end: 0.1}", lambda i: 0.2 + 0.8 * (1 + math.cos(math.pi * i / 100)) / 2),
         ("{name: exponential, factor: 0.97, every: 2.4 epochs}", lambda i: 0.97 ** (i // 24)),
         ("{name: exponential, factor: 0.5, every: 10%}", lambda i: 0.5 ** (i // 10)),
         ("{name: polynomial, power: 1}", lambda i: 1 - i / 100),
@@ -60,6 +61,21 @@ def test_warm_up_masks_a_schedule_that_runs_on_underneath(name: str, rest: str) 
     assert masked == pytest.approx([lr * min(1, i / 20) for i, lr in enumerate(without)], rel=1e-12)
     assert masked[0] == 0
     assert masked[20] == without[20]
+
+
+@pytest.mark.parametrize(
+    ("name", "rest"),
+    [
+        ("constant", ""), ("stepped", ", drops: [5 steps, 50%]"), ("cosine", ", end: 0.01"),
+        ("exponential", ", every: 3 steps"), ("polynomial", ""),
+    ],
+)  # fmt: skip
+def test_warm_up_climbs_from_where_it_starts_to_where_it_would_climb_from_zero(name: str, rest: str) -> None:
+    from_zero = rates(plan_of(f"{{name: {name}{rest}, warmup: 2 epochs}}"))
+    started = rates(plan_of(f"{{name: {name}{rest}, warmup: 2 epochs, start: 0.2}}"))
+    assert started == pytest.approx([lr + 0.2 * max(0, 1 - i / 20) for i, lr in enumerate(from_zero)], rel=1e-12)
+    assert started[0] == 0.2
+    assert started[20:] == from_zero[20:]
 
 
 def test_a_cosine_after_warm_up_starts_when_warm_up_ends() -> None:
