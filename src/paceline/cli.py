@@ -133,13 +133,17 @@ def validate(
         typer.Option("--checkpoint", metavar="STEP|best", help="Judge the checkpoint of this step, or the best one."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Judge every checkpoint that was not judged yet.")] = False,
+    test: Annotated[
+        Path | None,
+        typer.Option("--test", metavar="FOLDER", help="Judge other images of the same classes, such as a test set."),
+    ] = None,
     data: Data = None,
     json: Json = False,
 ) -> None:
     """Judge a run's newest checkpoint on its validation images, each image once."""
     from paceline.command import validate as verb
 
-    raise typer.Exit(verb.run(run, settings or [], checkpoint, every, data, json))
+    raise typer.Exit(verb.run(run, settings or [], verb.Asked(checkpoint, every, test), data, json))
 
 
 @app.command(epilog="Example: paceline average runs/mine --last 5")

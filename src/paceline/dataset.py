@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from paceline.architecture import Count, Positive
 from paceline.spec import Settings
@@ -155,9 +155,21 @@ class Files(Settings):
     """How many validation images there are; left out, as many as are found."""
     classes: Count | None = None
     """How many classes there are; left out, as many as are found."""
+    class_names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """The classes by name, in the order of their numbers; left out, the names of the training images, sorted."""
     mean: Mean = (0.485, 0.456, 0.406)
     std: Spread = (0.229, 0.224, 0.225)
     normalise: Normalise = "mean-std"
+
+    @model_validator(mode="after")
+    def _classes_have_one_name_each(self) -> Files:
+        names = self.class_names or ()
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"class_names: '{twice}' is there twice")
+        if names and self.classes not in (None, len(names)):
+            raise ValueError(f"class_names has {len(names)} names, and classes says {self.classes}; leave classes out")
+        return self
 
     def bad_allowed(self, images: int) -> int:
         """How many of so many images may be damaged."""

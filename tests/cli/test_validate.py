@@ -63,7 +63,7 @@ def strict(text: str) -> Any:
 
 
 def judge(run: Path, which: str | None = None, every: bool = False, as_json: bool = True) -> None:
-    assert validate.run(run, ONE, which, every, None, as_json) == 0
+    assert validate.run(run, ONE, validate.Asked(which, every), None, as_json) == 0
 
 
 def blend(run: Path, last: int | None = None, as_json: bool = True) -> None:

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 from paceline import spec
-from paceline.command.job import Job, flag_words, plan_job, run_job
+from paceline.command.job import Job, flag_words, plan_job, run_job, tell_progress
 from paceline.data import index
-from paceline.data.identity import check_identity
+from paceline.data.identity import check_identity, trained_classes
 from paceline.dataset import Data, Files
-from paceline.errors import DataError, SpecError
+from paceline.errors import DataError, RunError, SpecError
 from paceline.placement import Placement
 from paceline.recipe import Recipe
 from paceline.record import Stored, stored_plan
@@ -21,8 +21,9 @@ def run(folder: Path, words: list[str], data: Path | None, replicas: int | None,
     return run_job(stored_job(folder, [*words, *flag_words(replicas, device)], data), folder, sys.argv[1:])
 
 
-def stored_job(folder: Path, words: list[str], data: Path | None) -> Job:
-    """The job of a run folder, on its own placement with on.* words in place of what was asked before."""
+def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | None = None) -> Job:
+    """The job of a run folder, on its own placement with on.* words in place of what was asked before; with `test`, one
+    that judges the images of that folder."""
     stored = stored_plan(folder)
     written, placed = (spec.read(spec.dump(part), str(folder)) for part in (stored.recipe, stored.placement))
     for word in words:
@@ -33,10 +34,28 @@ def stored_job(folder: Path, words: list[str], data: Path | None) -> Job:
         else:
             raise SpecError(f"'{word}': a run keeps its recipe; only on.* words may change, such as on.micro_batch=64")
     recipe = spec.build(Recipe, written)
-    found, place = index.locate(_uncounted(recipe.data), _data_folder(folder, stored, data))
+    if test is not None:
+        recipe = recipe.model_copy(update={"data": _to_judge(folder, recipe.data, test)})
+        return plan_job(str(folder), recipe, spec.build(Placement, placed), test, spec.Tree(), placed)
+    try:
+        found, place = index.locate(_uncounted(recipe.data), _data_folder(folder, stored, data))
+    except DataError as fault:
+        if data is None or not data.is_dir():
+            raise
+        raise DataError(f"{fault}; others than the run's own are judged with validate --test {data}") from None
     check_identity(folder, found, place)
     recipe = recipe.model_copy(update={"data": found})
     return plan_job(str(folder), recipe, spec.build(Placement, placed), place, spec.Tree(), placed)
+
+
+def _to_judge(folder: Path, data: Data | None, test: Path) -> Files:
+    """Other images than a run's own, with its classes."""
+    names = trained_classes(folder)
+    if not isinstance(data, Files) or names is None:
+        raise RunError(f"--test {test}: {folder} was not trained on images in files, so no names of classes are known")
+    if not test.is_dir():
+        raise DataError(f"--test {test}: there is no such folder")
+    return index.to_judge(data, names, test, tell_progress())
 
 
 def _data_folder(folder: Path, stored: Stored, data: Path | None) -> Path | None:

@@ -1,9 +1,10 @@
-"""paceline validate: judge checkpoints of a run on its validation images; nothing of the training need be repeated."""
+"""paceline validate: judge checkpoints of a run on its validation images or others; no option need be repeated."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,22 +13,36 @@ from paceline.command.job import Job, run_replicas
 from paceline.command.resume import stored_job
 from paceline.command.show import show_rows, tell
 from paceline.errors import RunError
-from paceline.record import Row, Run, best_step, latest, rows_of
+from paceline.record import Row, Run, best_step, rows_of
 
 if TYPE_CHECKING:
     from paceline.train.state import State
     from paceline.world import World
 
 
-def run(folder: Path, words: list[str], which: str | None, every: bool, data: Path | None, as_json: bool) -> int:
+@dataclass(frozen=True)
+class Asked:
+    """Which checkpoints are judged, and whether on other images than the run's own."""
+
+    which: str | None = None
+    every: bool = False
+    test: Path | None = None
+
+    @property
+    def kind(self) -> str:
+        """What the rows of the record are called."""
+        return "validation" if self.test is None else "test"
+
+
+def run(folder: Path, words: list[str], asked: Asked, data: Path | None, as_json: bool) -> int:
     """Judge the newest checkpoint, a chosen one, or all that were not judged yet; the record gets a row for each."""
     # Judging needs none of the layout that training had: what is not asked for, this machine decides.
-    job = stored_job(folder, ["on.replicas=auto", "on.micro_batch=auto", *words], data)
-    steps_to_judge(folder, which, every)  # what is not there is told before torch is loaded
+    job = stored_job(folder, ["on.replicas=auto", "on.micro_batch=auto", *words], data, asked.test)
+    steps_to_judge(folder, asked)  # what is not there is told before torch is loaded
     started = run_replicas(job)
     if started is not None:
         return started
-    rows = judge(job, Run(folder, writer=False), which, every)
+    rows = judge(job, Run(folder, writer=False), asked)
     if job.launch is None or job.launch.rank == 0:
         if as_json:
             show_rows(rows, as_json)
@@ -38,13 +53,15 @@ def run(folder: Path, words: list[str], which: str | None, every: bool, data: Pa
     return 0
 
 
-def steps_to_judge(folder: Path, which: str | None, every: bool) -> list[int]:
+def steps_to_judge(folder: Path, asked: Asked) -> list[int]:
     """The steps whose checkpoints are asked for; where it is the newest, those that take its place if it is damaged."""
     saved = checkpoint.saved_steps(folder / "checkpoints")
     if not saved:
         raise RunError(f"{folder}: there is no checkpoint in this run yet")
-    if every:
-        done = {row["step"] for row in latest(rows_of(folder), "validation")}
+    which = asked.which
+    if asked.every:
+        same = {"kind": asked.kind} | _place(asked)
+        done = {row["step"] for row in rows_of(folder) if same.items() <= row.items()}
         return [step for step in saved if step not in done]
     if which is None:
         return saved[::-1]
@@ -58,7 +75,7 @@ def steps_to_judge(folder: Path, which: str | None, every: bool) -> list[int]:
     return [int(number)]
 
 
-def judge(job: Job, run: Run, which: str | None, every: bool) -> list[Row]:
+def judge(job: Job, run: Run, asked: Asked) -> list[Row]:
     """Evaluate each checkpoint and append what was found to the record."""
     from paceline.data.loader import open_loader
     from paceline.sink.csv import Csv
@@ -74,14 +91,14 @@ def judge(job: Job, run: Run, which: str | None, every: bool) -> list[Row]:
     state = fresh(plan, world)
     run.writer = world.first
     rows = []
-    for step in _each(world, run, state, which, every):
+    for step in _each(world, run, state, asked):
         start = time.perf_counter()
         found = judge_state(plan, world, state, loader)
         seconds = time.perf_counter() - start
         rate = found["images"] / seconds
-        where = {"device": plan.placement.device, "precision": plan.placement.precision}
+        where = {"device": plan.placement.device, "precision": plan.placement.precision} | _place(asked)
         row = {"step": step, "epoch": plan.epoch(step), **found, "seconds": seconds, "images_per_second": rate, **where}
-        rows.append(run.write("validation", **row))
+        rows.append(run.write(asked.kind, **row))
     if world.first and run.try_lock():
         Csv(run.folder, run.rows(), plan.steps)
         run.close()
@@ -89,7 +106,12 @@ def judge(job: Job, run: Run, which: str | None, every: bool) -> list[Row]:
     return [{key: value for key, value in row.items() if key != "kind"} for row in rows]
 
 
-def _each(world: World, run: Run, state: State, which: str | None, every: bool) -> Iterator[int]:
+def _place(asked: Asked) -> Row:
+    """What a row of the record says of other images than the run's own: where they are."""
+    return {"data": str(asked.test.resolve())} if asked.test else {}
+
+
+def _each(world: World, run: Run, state: State, asked: Asked) -> Iterator[int]:
     """The steps that are judged, the state being that of each; chosen here, where nothing slow comes any more.
 
     Beside a run that trains, checkpoints come and go, and replicas may see different ones: the first one reads.
@@ -97,9 +119,9 @@ def _each(world: World, run: Run, state: State, which: str | None, every: bool) 
     from paceline.train.taken import first_whole, give, removed
 
     def choose() -> list[int]:
-        return steps_to_judge(run.folder, which, every)
+        return steps_to_judge(run.folder, asked)
 
-    if not every:
+    if not asked.every:
         step, files = first_whole(run.checkpoints, choose, tell) if world.first else (0, None)
         yield give(world, state, step, files)
         return

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import keyed
-from paceline.data.formats import UNLABELLED, Format, Found, Unit
+from paceline.data.formats import UNLABELLED, Format, Found, Unit, some_of
 from paceline.data.formats.folder import KIND as FOLDER
 from paceline.data.labels import Labels, check_strays, class_names, label_images, read_labels
 from paceline.data.table import Flag, Index, Objects, Rows, Strings, Table
@@ -18,6 +18,9 @@ from paceline.dataset import Files
 from paceline.errors import DataError
 
 Chosen = NDArray[np.bool_]
+
+ALL = 1.0
+"""The share `data.validation` of data that are only judged: their validation part, or all where there is none."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +37,15 @@ def assemble(form: Format, data: Files, folder: Path, units: Sequence[Unit], fou
     """The index of a data set, from everything that its units hold."""
     pool = _pool(founds)
     judged = np.repeat([unit.part == "validation" for unit in units], [len(found.rows) for found in founds])
-    if judged.all():
+    if judged.all() and data.validation != ALL:
         raise DataError(f"{folder}: there are no training images; add them in train/, or as train-*")
     first = form.FIRST_LABEL if data.first_label is None else data.first_label
     labels = label_images(founds, read_labels(data, folder), first)
     kept, notes = _without_strangers(form, labels, judged, folder, units)
     # Classes are those of everything that may be trained on, so that a smaller share has the same numbers.
-    names = class_names(labels, ~judged & kept, form.classes(folder), data, first, folder)
-    final = _numbered(labels, names, folder, pool, kept)
+    own = form.classes(folder)
+    names = data.class_names or class_names(labels, ~judged & kept, own, data, first, folder)
+    final = _numbered(_by_name(labels, own) if data.class_names and own else labels, names, data, folder, pool, kept)
     for what, chosen in (("training", ~judged & kept), ("validation", judged & kept)):
         check_strays(final[chosen], len(names), first, f"{folder}: {what} part")
     pool.rows["label"] = final
@@ -92,6 +96,9 @@ def _parts(data: Files, folder: Path, pool: _Pool, judged: Chosen, kept: Chosen)
     Each class gives its share, to the nearest image: to be judged at least one, where it has two, and never all of
     them; to be used at least one. A share of 0 of data that stay whole judges nothing.
     """
+    if data.validation == ALL:
+        judged = judged if judged.any() else kept
+        return np.zeros_like(kept), judged & kept
     if data.validation is None and not judged.any():
         raise DataError(
             f"{folder}: there are no validation images; add a validation part (val/ beside train/, or val-*), or write "
@@ -139,7 +146,16 @@ def _chances(pool: _Pool, ranked: NDArray[np.int64], purpose: str) -> NDArray[np
     return chances
 
 
-def _numbered(labels: Labels, names: tuple[str, ...], folder: Path, pool: _Pool, kept: Chosen) -> NDArray[np.int64]:
+def _by_name(labels: Labels, names: tuple[str, ...]) -> Labels:
+    """The same with names where images have the numbers of classes whose names are known."""
+    known = (labels.numbers >= 0) & (labels.numbers < len(names))
+    named = np.where(known, labels.numbers + len(labels.names), labels.named)
+    return Labels([*labels.names, *names], named, np.where(known, UNLABELLED, labels.numbers))
+
+
+def _numbered(
+    labels: Labels, names: tuple[str, ...], data: Files, folder: Path, pool: _Pool, kept: Chosen
+) -> NDArray[np.int64]:
     """Every image's class number; a class name that training does not have is a fault of the data."""
     numbers = {name: number for number, name in enumerate(names)}
     table = np.array([numbers.get(name, -1) for name in labels.names] + [UNLABELLED], np.int64)
@@ -149,6 +165,8 @@ def _numbered(labels: Labels, names: tuple[str, ...], folder: Path, pool: _Pool,
         where = int(strange.argmax())
         name = labels.names[int(labels.named[where])]
         shard = pool.shards[int(pool.rows["shard"][where])]
+        if data.class_names:
+            raise DataError(f"{folder / shard}: class '{name}' is none of {some_of(names)}; rename it, or remove it")
         raise DataError(f"{folder / shard}: class '{name}' has no training images; remove it, or add it to training")
     return np.clip(final, UNLABELLED, 2**31 - 1)
 

@@ -42,8 +42,15 @@ def check_identity(run: Path, data: Data, folder: Path | None) -> None:
         what = f"{after:,} instead of {before:,}" if before != after else "other names, labels or another order"
         raise RunError(
             f"{folder}: these are not the {part} images that {run} began with: {what}; a run keeps its data: put them "
-            f"back as they were, or train another run on these with init.from={run}"
+            f"back as they were, judge these with validate --test {folder}, or train another run on them with "
+            f"init.from={run}"
         )
+
+
+def trained_classes(run: Path) -> tuple[str, ...] | None:
+    """The names of the classes that a run on images in files was begun with, in the order of their numbers."""
+    path = run / IDENTITY
+    return tuple(json.loads(path.read_text())["classes"]) if path.is_file() else None
 
 
 def _identity(data: Files, folder: Path) -> dict[str, Any]:

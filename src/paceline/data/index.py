@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from paceline.data.assemble import ALL
+from paceline.data.labels import labels_path
 from paceline.data.scan import Tell, meant, open_index, recognised
 from paceline.dataset import Cifar, Data, Files, Made, Shapes
 from paceline.errors import DataError
@@ -76,6 +78,16 @@ def _counted(data: Files, folder: Path, tell: Tell | None) -> tuple[Files, Path]
                 f"{folder}: data.{key} is {said:,}, and {count:,} are there; leave data.{key} out, or mend it"
             )
     return data.model_copy(update=counts), folder
+
+
+def to_judge(data: Files, names: tuple[str, ...], folder: Path, tell: Tell | None = None) -> Files:
+    """Other images of the classes that a run was trained for, to be judged as its own validation images are."""
+    labels = data.labels if data.labels and labels_path(data.labels, folder).is_file() else None
+    found = data.model_copy(update={"class_names": names, "labels": labels, "validation": ALL, "use": 1.0})
+    judged = len(open_index(found, folder, tell).validation)
+    if not judged:
+        raise DataError(f"{folder}: no image here has a class")
+    return found.model_copy(update={"validation_images": judged})
 
 
 def _other_folder(one: Path) -> str | None:

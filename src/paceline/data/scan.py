@@ -128,7 +128,8 @@ def _packed(texts: Sequence[str] | Strings) -> Strings:
 
 def _digest(form: Format, data: Files, folder: Path) -> str:
     """Stands for everything in the settings that an index depends on."""
-    matters: dict[str, Any] = data.model_dump(include={"name", "first_label", "validation", "use", "classes"})
+    kept = {"name", "first_label", "validation", "use", "classes", "class_names"}
+    matters: dict[str, Any] = data.model_dump(include=kept)
     if data.labels is not None:
         try:
             matters["labels"] = hashlib.sha256(labels_path(data.labels, folder).read_bytes()).hexdigest()

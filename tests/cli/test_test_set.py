@@ -1,0 +1,135 @@
+"""paceline validate --test: other labelled images than the run's own, with its classes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from conftest import Paceline, run_in
+from files_made import PAGE, clean_pictures, write_every_format
+from paceline import checkpoint
+from paceline.command import validate
+from paceline.command.resume import stored_job
+from paceline.data.index import to_judge
+from paceline.data.scan import open_index
+from paceline.dataset import Files
+from paceline.errors import DataError, RunError
+from paceline.record import Row, rows_of
+from pictures_made import write_folder, write_tfrecord
+
+NAMES = tuple(f"class{number}" for number in range(10))
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on ten classes, and beside its data a test set in class folders that lacks the first of those judged."""
+    folder = tmp_path_factory.mktemp("test-set")
+    write_folder(clean_pictures(80), folder / "data", 1 / 4)
+    (folder / "page.yaml").write_text(PAGE)
+    done = run_in(folder, "train", "page.yaml", "--data", "data", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    for number, name in enumerate(sorted(child.name for child in (folder / "data/val").iterdir())):
+        shutil.copytree(folder / "data/val" / name, folder / ("rest" if number else "first") / name)
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def judge(capsys: pytest.CaptureFixture[str], test: str | None, data: str | None = "data") -> Row:
+    asked = validate.Asked(test=Path(test) if test else None)
+    assert validate.run(Path("run"), ["on.cpu_threads=1"], asked, Path(data) if data else None, as_json=True) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert isinstance(row, dict)
+    return row
+
+
+def test_other_images_are_judged_by_the_classes_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The validation part in two: the sums over both are those of the whole, though each lacks classes."""
+    whole, rest, first = (judge(capsys, test) for test in (None, "rest", "first"))
+    assert whole["images"] == rest["images"] + first["images"]
+    for key in ("loss", "top1", "top5"):
+        together = (rest[key] * rest["images"] + first[key] * first["images"]) / whole["images"]
+        assert together == pytest.approx(whole[key], rel=1e-6)
+    rows = rows_of(folder / "run")
+    assert [row["data"] for row in rows if row["kind"] == "test"] == [str(folder / "rest"), str(folder / "first")]
+    assert {row["images"] for row in rows if row["kind"] == "validation"} == {whole["images"]}
+
+
+def test_the_images_that_the_run_was_trained_on_need_not_be_there(
+    folder: Path, capsys: pytest.CaptureFixture[str], paceline: Paceline
+) -> None:
+    before = judge(capsys, "rest")
+    shutil.rmtree(folder / "data")
+    done = paceline("validate", "run", "--test", "rest", "--json", "on.replicas=2", "on.micro_batch=4")
+    assert done.returncode == 0, done.stderr
+    (after,) = json.loads(done.stdout)
+    assert after["images"] == before["images"]
+    assert after["loss"] == pytest.approx(before["loss"], rel=1e-6)
+
+
+def test_all_means_every_checkpoint_that_these_images_have_not_seen(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = []
+    for test in ("rest", "rest", "first"):
+        asked = validate.Asked(every=True, test=Path(test))
+        assert validate.run(Path("run"), ["on.cpu_threads=1"], asked, None, as_json=True) == 0
+        steps.append([row["step"] for row in json.loads(capsys.readouterr().out)])
+    saved = checkpoint.saved_steps(folder / "run/checkpoints")
+    assert len(saved) > 1
+    assert steps == [saved, [], saved]
+
+
+def test_what_cannot_be_judged_is_told_in_one_line(folder: Path, paceline: Paceline) -> None:
+    with pytest.raises(DataError, match=r"^--test nowhere: there is no such folder$"):
+        stored_job(Path("run"), [], None, Path("nowhere"))
+    shutil.move(folder / "first", folder / "rest/unicorn")
+    with pytest.raises(DataError, match=r"class 'unicorn' is none of .*; rename it, or remove it$"):
+        stored_job(Path("run"), [], None, Path("rest"))
+    shutil.rmtree(folder / "rest/unicorn")
+    done = paceline("validate", "run", "--data", "rest", "data.max_bad=0")
+    assert done.returncode == 2
+    assert done.stderr.endswith("others than the run's own are judged with validate --test rest\n")
+    (folder / "run/data.json").unlink()
+    with pytest.raises(RunError, match=r"^--test rest: run was not trained on images in files"):
+        stored_job(Path("run"), [], None, Path("rest"))
+
+
+def test_every_format_gives_the_same_images_to_judge(tmp_path: Path) -> None:
+    """Classes by name, in another order than the run's; numbers stay numbers."""
+    pictures = clean_pictures(60)
+    write_every_format(pictures, tmp_path, 1 / 4)
+    own = open_index(Files(name="images"), tmp_path / "folder").classes
+    names = ("something else", *reversed(own))
+    plain = open_index(Files(name="images"), tmp_path / "folder").validation.rows["label"].tolist()
+    expected = None
+    for form in ("folder", "pack"):
+        found = to_judge(Files(name="images", images=45), names, tmp_path / form)
+        index = open_index(found, tmp_path / form)
+        assert (len(index.training), index.classes, found.validation_images) == (0, names, len(plain))
+        labels = index.validation.rows["label"].tolist()
+        expected = expected or labels
+        assert labels == expected
+    assert expected == [len(own) - label for label in plain]
+    numbered = to_judge(Files(name="images", first_label=1), names, tmp_path / "tfrecord")
+    there = open_index(Files(name="images"), tmp_path / "tfrecord").validation.rows["label"].tolist()
+    assert open_index(numbered, tmp_path / "tfrecord").validation.rows["label"].tolist() == there
+
+
+def test_data_without_a_validation_part_are_judged_whole(tmp_path: Path) -> None:
+    write_tfrecord(clean_pictures(20), tmp_path / "data", 0)
+    found = to_judge(Files(name="images", validation=0.2, use=0.5), NAMES, tmp_path / "data")
+    assert found.validation_images == 20
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no images are here"):
+        to_judge(Files(name="images"), NAMES, tmp_path / "empty")
