@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 import torch
 from torch import nn
 
+from conftest import make_plan
 from paceline.train.clock import longest_row
 from paceline.train.repeat import Watch
+from paceline.train.state import begin, fresh, restore, to_files
+from paceline.world import World
+
+WORLD = World(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -48,3 +54,18 @@ def test_the_first_layer_of_all_micro_batches_is_named_with_every_image_that_it_
     assert watch.first() == ("1", [(1, 0), (2, 2)])
     watch.close()
     assert Watch(network).first() == (None, [])
+
+
+def test_what_a_checkpoint_says_of_bad_steps_and_sums_that_are_not_finite_comes_back() -> None:
+    plan = make_plan()
+    state = fresh(plan, WORLD)
+    begin(state, plan)
+    for state.step, bad in enumerate([0.0, 1.0, 1.0, 0.0], start=1):
+        state.count(torch.tensor(bad))
+    state.tally.fill_(math.nan)
+    files = to_files(state)
+    assert json.loads(files["state.json"], parse_constant=pytest.fail)["bad_steps"] == [2, 3]
+    other = restore(fresh(plan, WORLD), files, "test")
+    assert other.bad_steps() == [2, 3]
+    assert other.tally.isnan().all()
+    assert other.last.tolist() == [0, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from paceline.model.whole import TALLY, Whole, exact
 from paceline.optim.average import Average
 from paceline.optim.build import Optimiser, build_optimiser
 from paceline.plan import Plan
+from paceline.record import json_text
 from paceline.train.scaling import LossScale
 from paceline.world import World
 
@@ -98,7 +100,7 @@ def to_files(state: State) -> dict[str, bytes]:
     files = {
         NETWORK: tensors_to(_on_host(state.network.module.state_dict())),
         "optimiser.safetensors": tensors_to(_on_host(state.optimiser.tensors())),
-        "state.json": json.dumps(rest).encode(),
+        "state.json": json_text(rest).encode(),
     }
     if state.average is not None and state.average.begun(state.step):
         files[AVERAGE] = tensors_to(_on_host(state.average.tensors()))
@@ -116,8 +118,9 @@ def restore(state: State, files: dict[str, bytes], where: str) -> State:
     _copy(network, state.network.module.state_dict(), where)
     _copy(optimiser, state.optimiser.tensors(), where)
     _restore_average(state, files, rest["step"], where)
-    state.tally.copy_(torch.tensor(rest["tally"], dtype=state.tally.dtype))
-    state.last.copy_(torch.tensor(rest["last"], dtype=state.last.dtype))
+    for sums in ("tally", "last"):
+        numbers = [math.nan if value is None else value for value in rest[sums]]  # JSON has no NaN
+        getattr(state, sums).copy_(torch.tensor(numbers, dtype=state.tally.dtype))
     for number in rest["bad_steps"]:
         state.bad[number - 1] = 1
     if state.scale.dynamic and rest["loss_scale"] is not None:  # one that was fixed says nothing of a dynamic one
