@@ -155,8 +155,9 @@ class Files(Settings):
     """How many validation images there are; left out, as many as are found."""
     classes: Count | None = None
     """How many classes there are; left out, as many as are found."""
-    class_names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """The classes by name, in the order of their numbers; left out, the names of the training images, sorted."""
+    class_names: tuple[str, ...] | None = None
+    """The classes by name, in the order of their numbers; left out, as the data keep them, and the names of folders
+    sorted."""
     mean: Mean = (0.485, 0.456, 0.406)
     std: Spread = (0.229, 0.224, 0.225)
     normalise: Normalise = "mean-std"
@@ -166,7 +167,9 @@ class Files(Settings):
         names = self.class_names or ()
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise ValueError(f"class_names: '{twice}' is there twice")
+            raise ValueError(f"class_names: '{twice}' is there twice; each class has one name of its own")
+        if self.class_names == ():
+            raise ValueError("class_names: there is none; leave it out, or write [cat, dog]")
         if names and self.classes not in (None, len(names)):
             raise ValueError(f"class_names has {len(names)} names, and classes says {self.classes}; leave classes out")
         return self

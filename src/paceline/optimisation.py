@@ -132,8 +132,7 @@ class Muon(Settings):
     adamw_lr: Positive = 0.001
     """Learning rate of what is not orthogonal, at the peak of the schedule; its other settings are AdamW's defaults."""
     skip_names: tuple[str, ...] = ()
-    """Parameters with one of these words in their name take AdamW too; the weights that decide between classes always
-    do."""
+    """Parameters with one of these words in their name take AdamW too; weights of the last dense layer always do."""
 
 
 Optimiser = Sgd | Momentum | RmsProp | Lars | Larc | AdamW | Lamb | Muon
@@ -203,7 +202,7 @@ class Cosine(Settings):
     every: Interval | None = None
     """How long each value lasts, such as 1 epoch (NVIDIA) or 1/16 epochs (Graphcore PyTorch); left out, one step."""
     first: Literal[0, 1] = 0
-    """What warm-up calls the first of them: 0, whose learning rate is then zero, or 1 (NVIDIA)."""
+    """What warm-up calls the first of them: 0, whose learning rate is then `start`, or 1 (NVIDIA)."""
 
 
 class Exponential(Settings):
@@ -233,7 +232,7 @@ class Polynomial(Settings):
     start: Annotated[float, Field(ge=0)] = 0.0
     """The learning rate that warm-up climbs from, absolute."""
     first: Literal[0, 1] = 0
-    """What the schedule calls the first step: 0 (TensorFlow, whose first learning rate is then zero) or 1 (NVIDIA)."""
+    """What the schedule calls the first step: 0 (TensorFlow; its learning rate is then `start`) or 1 (NVIDIA)."""
     extra_steps: Annotated[int, Field(ge=0)] = 0
     """Steps added to the length of the fall: 1 in the MLPerf reference, which never quite reaches `end`."""
 

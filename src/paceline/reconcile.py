@@ -56,6 +56,11 @@ def fits(global_batch: int, norm_batch: int | None, replicas: int, micro_batch: 
 
 def _check_recipe(recipe: Recipe, data: Data, network: NetworkFacts) -> None:
     facts = data.facts
+    if recipe.schedule.start and not recipe.schedule.warmup.amount:
+        raise PlanError(
+            "schedule.start is the learning rate that warm-up climbs from, and there is no warm-up; write "
+            'schedule.warmup="5 epochs", or leave schedule.start out'
+        )
     if facts.side < network.smallest_side:
         less = "; without its auxiliary head (model.auxiliary=0) smaller ones do" if network.auxiliary else ""
         raise PlanError(

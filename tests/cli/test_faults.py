@@ -56,6 +56,11 @@ FAULTS = [
     (["train", "--resume", "r2"], "there is no option --resume; write paceline resume r2"),
     (["models", "resnet18", "--blocks", "stem=3x3"], "'stem=3x3': recipe has no 'stem'; did you mean 'model.stem'?"),
     (["verify", "shapes/resnet8", "on.replicas=2"], "verify chooses the placements itself"),
+    (
+        ["verify", "generated.yaml", "epochs=0.2"],
+        "this recipe has one step, and what is killed after one needs another",
+    ),
+    (["plan", "generated.yaml", "schedule.start=0.01"], "and there is no warm-up; write schedule.warmup="),
 ]
 
 

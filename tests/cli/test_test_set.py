@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from conftest import Paceline, run_in
 from files_made import PAGE, clean_pictures, write_every_format
 from paceline import checkpoint
 from paceline.command import validate
+from paceline.command.job import Job
 from paceline.command.resume import stored_job
-from paceline.data.index import to_judge
+from paceline.data.encoded import listed
+from paceline.data.index import locate, to_judge
 from paceline.data.scan import open_index
 from paceline.dataset import Files
-from paceline.errors import DataError, RunError
+from paceline.errors import DataError, RunError, SpecError
 from paceline.record import Row, rows_of
-from pictures_made import write_folder, write_tfrecord
+from pictures_made import write_folder, write_tars, write_tfrecord
 
 NAMES = tuple(f"class{number}" for number in range(10))
 
@@ -45,9 +49,10 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def judge(capsys: pytest.CaptureFixture[str], test: str | None, data: str | None = "data") -> Row:
+def judge(capsys: pytest.CaptureFixture[str], test: str | None) -> Row:
     asked = validate.Asked(test=Path(test) if test else None)
-    assert validate.run(Path("run"), ["on.cpu_threads=1"], asked, Path(data) if data else None, as_json=True) == 0
+    data = None if test else Path("data")
+    assert validate.run(Path("run"), ["on.cpu_threads=1"], asked, data, as_json=True) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert isinstance(row, dict)
     return row
@@ -90,19 +95,75 @@ def test_all_means_every_checkpoint_that_these_images_have_not_seen(
     assert steps == [saved, [], saved]
 
 
+def to_test(*words: str, test: str = "rest") -> Job:
+    return stored_job(Path("run"), list(words), None, Path(test))
+
+
 def test_what_cannot_be_judged_is_told_in_one_line(folder: Path, paceline: Paceline) -> None:
     with pytest.raises(DataError, match=r"^--test nowhere: there is no such folder$"):
-        stored_job(Path("run"), [], None, Path("nowhere"))
+        to_test(test="nowhere")
+    with pytest.raises(DataError, match=r"^--test page.yaml: this is a file; write the folder of the images$"):
+        to_test(test="page.yaml")
+    with pytest.raises(SpecError, match=r"^--data data and --test rest: .*; leave one out$"):
+        stored_job(Path("run"), [], Path("data"), Path("rest"))
     shutil.move(folder / "first", folder / "rest/unicorn")
     with pytest.raises(DataError, match=r"class 'unicorn' is none of .*; rename it, or remove it$"):
-        stored_job(Path("run"), [], None, Path("rest"))
+        to_test()
     shutil.rmtree(folder / "rest/unicorn")
     done = paceline("validate", "run", "--data", "rest", "data.max_bad=0")
     assert done.returncode == 2
     assert done.stderr.endswith("others than the run's own are judged with validate --test rest\n")
     (folder / "run/data.json").unlink()
     with pytest.raises(RunError, match=r"^--test rest: run was not trained on images in files"):
-        stored_job(Path("run"), [], None, Path("rest"))
+        to_test()
+
+
+def test_only_what_is_judged_has_to_be_of_the_run_s_classes(folder: Path) -> None:
+    """A folder with parts: its validation part is judged; one that has no other part will do."""
+    shutil.move(folder / "rest", folder / "parts/val")
+    count = to_test(test="parts").plan.facts.validation_images
+    shutil.copytree(folder / "first", folder / "parts/train/unicorn")
+    assert to_test(test="parts").plan.facts.validation_images == count
+
+
+def test_a_test_set_has_labels_of_its_own(folder: Path) -> None:
+    """Without class folders: labels in a file that is named, and not the file that the run was trained with."""
+    flat = folder / "flat"
+    flat.mkdir()
+    paths = sorted((folder / "rest").rglob("*.*"))
+    assert len(paths) > 5
+    for path in paths:
+        shutil.copy(path, flat / path.name)
+    with pytest.raises(DataError, match=r"^flat: \d+ images have no label; write data.labels=FILE"):
+        to_test(test="flat")
+    (folder / "labels.csv").write_text("".join(f"{path.name},{path.parent.name}\n" for path in paths))
+    found = to_test("data.labels=labels.csv", test="flat").plan
+    assert isinstance(found.data, Files)
+    assert found.facts.validation_images == len(paths)
+    by_file = open_index(found.data, flat).validation.rows["label"].tolist()
+    folders = to_test().plan.data
+    assert isinstance(folders, Files)
+    assert by_file == open_index(folders, folder / "rest").validation.rows["label"].tolist()
+    stored = folder / "run/plan.yaml"
+    assert "labels: null" in stored.read_text()
+    stored.write_text(stored.read_text().replace("labels: null", f"labels: {folder / 'labels.csv'}"))
+    with pytest.raises(DataError, match=r"^flat: \d+ images have no label"):
+        to_test(test="flat")
+    for path in sorted(flat.iterdir())[2:]:
+        path.unlink()
+    with pytest.raises(DataError, match=r"^flat: no image here is of a class that the run knows$"):
+        to_test(test="flat")
+
+
+def test_an_image_that_cannot_be_decoded_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = sorted((folder / "rest").rglob("*.*"))[3]
+    broken.write_bytes(b"nothing that could be decoded")
+    asked = validate.Asked(test=Path("rest"))
+    assert validate.run(Path("run"), ["on.cpu_threads=1"], asked, None, as_json=False) == 0
+    said = capsys.readouterr()
+    assert f"judged by a neighbour in its place: {broken.relative_to(folder / 'rest')}: " in said.err
+    assert said.out.startswith(f"judged {len(list((folder / 'rest').rglob('*.*')))} images of {folder / 'rest'} on cpu")
+    assert not listed(folder / "run")
 
 
 def test_every_format_gives_the_same_images_to_judge(tmp_path: Path) -> None:
@@ -124,6 +185,46 @@ def test_every_format_gives_the_same_images_to_judge(tmp_path: Path) -> None:
     numbered = to_judge(Files(name="images", first_label=1), names, tmp_path / "tfrecord")
     there = open_index(Files(name="images"), tmp_path / "tfrecord").validation.rows["label"].tolist()
     assert open_index(numbered, tmp_path / "tfrecord").validation.rows["label"].tolist() == there
+
+
+def test_numbers_of_classes_whose_names_the_tars_keep_go_by_name(tmp_path: Path) -> None:
+    write_tars(clean_pictures(40), tmp_path, 1 / 4, wrong_labels=False)
+    plain = open_index(Files(name="images"), tmp_path).validation.rows["label"].tolist()
+    data = Files(name="images")
+    assert open_index(to_judge(data, NAMES, tmp_path), tmp_path).validation.rows["label"].tolist() == plain
+    (tmp_path / "metadata.json").write_text(json.dumps({"classes": NAMES[::-1]}))
+    turned = open_index(to_judge(data, NAMES, tmp_path), tmp_path).validation.rows["label"].tolist()
+    assert turned == [9 - label for label in plain]  # though nothing else has changed
+
+
+def test_a_recipe_may_name_its_classes_in_an_order_of_its_own(tmp_path: Path) -> None:
+    write_folder(clean_pictures(40), tmp_path, 1 / 4)
+    own = open_index(Files(name="images"), tmp_path)
+    names, last = (*own.classes[::-1], "nothing yet"), len(own.classes) - 1
+    other = open_index(Files(name="images", class_names=names), tmp_path)
+    assert other.classes == names
+    assert other.training.rows["label"].tolist() == [last - label for label in own.training.rows["label"].tolist()]
+    with pytest.raises(DataError, match=r"rename it, or remove it, or mend data.class_names$"):
+        open_index(Files(name="images", class_names=names[:2]), tmp_path)
+    left = min(child.name for child in (tmp_path / "val").iterdir())
+    for spare in set(own.classes) - {left}:
+        for part in ("train", "val"):
+            shutil.rmtree(tmp_path / part / spare, ignore_errors=True)
+    with pytest.raises(DataError, match=f"all images are of one class, '{left}'"):
+        locate(Files(name="images", class_names=names), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ({"class_names": ("a", "b", "a")}, "'a' is there twice; each class has one name of its own"),
+        ({"class_names": ()}, r"there is none; leave it out, or write \[cat, dog\]"),
+        ({"class_names": ("a", "b"), "classes": 3}, "has 2 names, and classes says 3; leave classes out"),
+    ],
+)
+def test_names_that_contradict_are_refused(words: dict[str, Any], what: str) -> None:
+    with pytest.raises(ValidationError, match=what):
+        Files.model_validate({"name": "images", **words})
 
 
 def test_data_without_a_validation_part_are_judged_whole(tmp_path: Path) -> None:

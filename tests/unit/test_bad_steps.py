@@ -21,17 +21,17 @@ WORLD = World(torch.device("cpu"))
 @pytest.mark.parametrize(
     ("steps", "after", "longest"),
     [
-        ([], 0, 0),
-        ([1], 0, 1),
-        ([1, 2, 3, 7, 8], 0, 3),
-        ([1, 2, 3, 7, 8], 3, 2),
-        ([1, 2, 3, 7, 8], 2, 3),  # a row that goes on after the report counts from its start
-        ([1, 2, 3], 3, 0),
-        ([5, 7, 9], 0, 1),
+        ([], 0, []),
+        ([1], 0, [1]),
+        ([1, 2, 3, 7, 8], 0, [1, 2, 3]),
+        ([1, 2, 3, 7, 8], 3, [7, 8]),
+        ([1, 2, 3, 7, 8], 2, [1, 2, 3]),  # a row that goes on after the report counts from its start
+        ([1, 2, 3], 3, []),
+        ([5, 7, 9], 0, [5]),
     ],
 )
 def test_rows_of_bad_steps_are_counted_across_reports_and_within_them(
-    steps: list[int], after: int, longest: int
+    steps: list[int], after: int, longest: list[int]
 ) -> None:
     assert longest_row(steps, after) == longest
 
@@ -64,7 +64,7 @@ def test_what_a_checkpoint_says_of_bad_steps_and_sums_that_are_not_finite_comes_
         state.count(torch.tensor(bad))
     state.tally.fill_(math.nan)
     files = to_files(state)
-    assert json.loads(files["state.json"], parse_constant=pytest.fail)["bad_steps"] == [2, 3]
+    assert json.loads(files["state.json"], parse_constant=pytest.fail)["skipped"] == [2, 3]
     other = restore(fresh(plan, WORLD), files, "test")
     assert other.bad_steps() == [2, 3]
     assert other.tally.isnan().all()

@@ -93,7 +93,7 @@ def test_a_validation_class_that_training_lacks_is_named(tmp_path: Path) -> None
 
 def test_validation_alone_is_refused(tmp_path: Path) -> None:
     put(tmp_path / "one", "val/a/1.jpg")
-    with pytest.raises(DataError, match="no 'train' folder"):
+    with pytest.raises(DataError, match="there are no training images; add them in train/"):
         open_index(files(), tmp_path / "one")
     write_tars(PICTURES, tmp_path / "two")
     for shard in (tmp_path / "two").glob("train*"):

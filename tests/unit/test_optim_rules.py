@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -268,10 +269,10 @@ def test_rmsprop_of_tensorflow_gives_numbers_worked_out_by_hand() -> None:
 
 
 @pytest.mark.parametrize("form", ["tensorflow", "torch"])
-def test_one_huge_gradient_does_not_make_rmsprop_s_weights_nan(form: str) -> None:
+def test_rmsprop_forgets_one_huge_gradient_in_time(form: str) -> None:
     gradients = [{"dense.bias": [value]} for value in (1.0, 1e200, 1.0, 1.0)]  # its square is infinite
     end = drive(f"{{name: rmsprop, form: {form}, lr: 1}}", {"dense.bias": [1.0]}, gradients, [0.1] * 4)
-    assert end["dense.bias.square"] == [math.inf]
+    assert end["dense.bias.square"] == pytest.approx([0.9**2 * sys.float_info.max])
     assert math.isfinite(end["dense.bias"][0])
 
 

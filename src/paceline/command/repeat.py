@@ -77,7 +77,7 @@ def _show(found: Finding, folder: Path) -> None:
     what = (
         f"with an output of {found.layer} that"
         if found.layer
-        else f"in a step in which the variance that {found.statistics} finds"
+        else f"in a step in which the mean or variance that {found.statistics} finds"
         if found.statistics
         else "in a step whose gradient"
     )

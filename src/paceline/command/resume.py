@@ -25,16 +25,20 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
     """The job of a run folder, on its own placement with on.* words in place of what was asked before; with `test`, one
     that judges the images of that folder."""
     stored = stored_plan(folder)
-    written, placed = (spec.read(spec.dump(part), str(folder)) for part in (stored.recipe, stored.placement))
+    began = stored.recipe if test is None else _without_labels(stored.recipe)
+    written, placed = (spec.read(spec.dump(part), str(folder)) for part in (began, stored.placement))
     for word in words:
         if word.startswith("on."):
             spec.override(placed, word.removeprefix("on."), Placement)
-        elif word.startswith("data.max_bad="):  # says when to give up, and nothing of what is learnt
+        elif word.startswith("data.max_bad=") or (test and word.startswith(("data.labels=", "data.first_label="))):
+            # Says when to give up, or how other images are labelled: nothing of what is learnt.
             spec.override(written, word, Recipe)
         else:
             raise SpecError(f"'{word}': a run keeps its recipe; only on.* words may change, such as on.micro_batch=64")
     recipe = spec.build(Recipe, written)
     if test is not None:
+        if data is not None:
+            raise SpecError(f"--data {data} and --test {test}: the images of one of them can be judged; leave one out")
         recipe = recipe.model_copy(update={"data": _to_judge(folder, recipe.data, test)})
         return plan_job(str(folder), recipe, spec.build(Placement, placed), test, spec.Tree(), placed)
     try:
@@ -48,13 +52,22 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
     return plan_job(str(folder), recipe, spec.build(Placement, placed), place, spec.Tree(), placed)
 
 
+def _without_labels(recipe: Recipe) -> Recipe:
+    """The same without the file of labels, which speaks of the run's own images."""
+    data = recipe.data
+    return recipe.model_copy(
+        update={"data": data.model_copy(update={"labels": None})} if isinstance(data, Files) else {}
+    )
+
+
 def _to_judge(folder: Path, data: Data | None, test: Path) -> Files:
     """Other images than a run's own, with its classes."""
     names = trained_classes(folder)
     if not isinstance(data, Files) or names is None:
         raise RunError(f"--test {test}: {folder} was not trained on images in files, so no names of classes are known")
     if not test.is_dir():
-        raise DataError(f"--test {test}: there is no such folder")
+        what = "this is a file; write the folder of the images" if test.is_file() else "there is no such folder"
+        raise DataError(f"--test {test}: {what}")
     return index.to_judge(data, names, test, tell_progress())
 
 

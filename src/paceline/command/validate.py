@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,6 +78,7 @@ def steps_to_judge(folder: Path, asked: Asked) -> list[int]:
 
 def judge(job: Job, run: Run, asked: Asked) -> list[Row]:
     """Evaluate each checkpoint and append what was found to the record."""
+    from paceline.data.encoded import QUARANTINE, listed
     from paceline.data.loader import open_loader
     from paceline.sink.csv import Csv
     from paceline.train.evaluate import judge as judge_state
@@ -87,7 +89,13 @@ def judge(job: Job, run: Run, asked: Asked) -> list[Row]:
     plan = job.plan
     settle_torch(plan)
     world = join(plan, job.launch)
-    loader = open_loader(plan, job.data_folder, world.replica, world.device)
+    bad = run.folder / "test" if asked.test else None  # those of the run itself are listed where it was trained
+    if bad:
+        with suppress(OSError):  # where nothing can be written, the record says so
+            bad.mkdir(exist_ok=True)
+            if world.first:
+                (bad / QUARANTINE).unlink(missing_ok=True)
+    loader = open_loader(plan, job.data_folder, world.replica, world.device, bad)
     state = fresh(plan, world)
     run.writer = world.first
     rows = []
@@ -99,6 +107,8 @@ def judge(job: Job, run: Run, asked: Asked) -> list[Row]:
         where = {"device": plan.placement.device, "precision": plan.placement.precision} | _place(asked)
         row = {"step": step, "epoch": plan.epoch(step), **found, "seconds": seconds, "images_per_second": rate, **where}
         rows.append(run.write(asked.kind, **row))
+    for image in listed(bad) if bad and world.first else []:
+        tell(f"judged by a neighbour in its place: {image['name']}: {image['reason']}")
     if world.first and run.try_lock():
         Csv(run.folder, run.rows(), plan.steps)
         run.close()
@@ -140,7 +150,8 @@ def _each(world: World, run: Run, state: State, asked: Asked) -> Iterator[int]:
 
 def _show(rows: list[Row]) -> None:
     """What people look for first; the record and --json have all."""
-    print(f"judged on {rows[0]['device']} in {rows[0]['precision']}")
+    images = f" {rows[0]['images']:,} images of {rows[0]['data']}" if "data" in rows[0] else ""
+    print(f"judged{images} on {rows[0]['device']} in {rows[0]['precision']}")
     kept = ("step", "epoch", "top1", "top5", "loss", "images", "seconds", "images_per_second")
     shown = [{key: row[key] for key in kept} for row in rows]
     if "averaged" in rows[0]:

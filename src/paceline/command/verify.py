@@ -55,6 +55,9 @@ def run(recipe: str | None, words: list[str], data: Path | None, steps: int, ful
     settings = settings.model_copy(update={"data": found, "average": average})
     _job(settings, Layout("whole", 1, settings.global_batch), "64.64")  # refuses what no layout could run
     settings, shrunk = (settings, []) if full else shrink(settings)
+    steps = min(steps, _job(settings, Layout("whole", 1, settings.global_batch), "64.64").plan.steps)
+    if steps < 2:
+        raise PlanError("this recipe has one step, and what is killed after one needs another: write more epochs")
     layouts = choose_layouts(settings)
     if len(layouts) < ENOUGH:
         raise PlanError(
@@ -87,7 +90,8 @@ def shrink(recipe: Recipe) -> tuple[Recipe, list[str]]:
         norm = recipe.norm_batch or recipe.global_batch
         # Near 16: smaller groups would measure rounding, larger ones only take longer.
         block = recipe.mix.block if recipe.mix.active and norm % recipe.mix.block == 0 else 1
-        least = min(max(8, block), norm)
+        # Without norm groups the blocks of mixing are what a step is cut between: four of them, for enough layouts.
+        least = min(max(8, block if isinstance(recipe.norm, BatchNorm) else 4 * block), norm)
         near = min((d for d in range(least, norm + 1) if norm % d == 0 and d % block == 0), key=lambda d: abs(d - 16))
         batch = near if norm == recipe.global_batch else 2 * near
         changes |= {"global_batch": batch, "norm_batch": near}

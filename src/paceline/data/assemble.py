@@ -42,12 +42,15 @@ def assemble(form: Format, data: Files, folder: Path, units: Sequence[Unit], fou
     first = form.FIRST_LABEL if data.first_label is None else data.first_label
     labels = label_images(founds, read_labels(data, folder), first)
     kept, notes = _without_strangers(form, labels, judged, folder, units)
+    if data.validation == ALL and judged.any():
+        kept, notes = kept & judged, (*notes, f"{folder}: its validation part is judged, and no other")
     # Classes are those of everything that may be trained on, so that a smaller share has the same numbers.
     own = form.classes(folder)
     names = data.class_names or class_names(labels, ~judged & kept, own, data, first, folder)
     final = _numbered(_by_name(labels, own) if data.class_names and own else labels, names, data, folder, pool, kept)
     for what, chosen in (("training", ~judged & kept), ("validation", judged & kept)):
-        check_strays(final[chosen], len(names), first, f"{folder}: {what} part")
+        place = str(folder) if data.validation == ALL else f"{folder}: {what} part"
+        check_strays(final[chosen], len(names), first, place, named=data.class_names is not None)
     pool.rows["label"] = final
     pool.rows["flags"] |= np.where((final < 0) | (final >= len(names)), int(Flag.OTHER_LABEL), 0).astype(np.uint16)
     training, validation = _parts(data, folder, pool, judged, kept)
@@ -97,8 +100,7 @@ def _parts(data: Files, folder: Path, pool: _Pool, judged: Chosen, kept: Chosen)
     them; to be used at least one. A share of 0 of data that stay whole judges nothing.
     """
     if data.validation == ALL:
-        judged = judged if judged.any() else kept
-        return np.zeros_like(kept), judged & kept
+        return np.zeros_like(kept), kept
     if data.validation is None and not judged.any():
         raise DataError(
             f"{folder}: there are no validation images; add a validation part (val/ beside train/, or val-*), or write "
@@ -166,7 +168,10 @@ def _numbered(
         name = labels.names[int(labels.named[where])]
         shard = pool.shards[int(pool.rows["shard"][where])]
         if data.class_names:
-            raise DataError(f"{folder / shard}: class '{name}' is none of {some_of(names)}; rename it, or remove it")
+            mended = "" if data.validation == ALL else ", or mend data.class_names"
+            raise DataError(
+                f"{folder / shard}: class '{name}' is none of {some_of(names)}; rename it, or remove it{mended}"
+            )
         raise DataError(f"{folder / shard}: class '{name}' has no training images; remove it, or add it to training")
     return np.clip(final, UNLABELLED, 2**31 - 1)
 

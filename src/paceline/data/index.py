@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
+
 from paceline.data.assemble import ALL
-from paceline.data.labels import labels_path
 from paceline.data.scan import Tell, meant, open_index, recognised
+from paceline.data.table import Flag
 from paceline.dataset import Cifar, Data, Files, Made, Shapes
 from paceline.errors import DataError
 
@@ -61,10 +63,12 @@ def is_known(data: Data | None) -> bool:
 def _counted(data: Files, folder: Path, tell: Tell | None) -> tuple[Files, Path]:
     """The same with the numbers of images and classes that its files hold."""
     found = open_index(data, folder, tell)
-    if len(found.classes) == 1:
+    present = np.unique(found.training.rows["label"]) if data.class_names else range(len(found.classes))
+    if len(present) == 1:
+        name = found.classes[int(present[0])]
         raise DataError(
-            f"{folder}: all images are of one class, '{found.classes[0]}', so nothing can be learnt; "
-            f"{_other_folder(folder / found.classes[0]) or 'add another class'}"
+            f"{folder}: all images are of one class, '{name}', so nothing can be learnt; "
+            f"{_other_folder(folder / name) or 'add another class'}"
         )
     counts = {
         "images": len(found.training),
@@ -82,12 +86,11 @@ def _counted(data: Files, folder: Path, tell: Tell | None) -> tuple[Files, Path]
 
 def to_judge(data: Files, names: tuple[str, ...], folder: Path, tell: Tell | None = None) -> Files:
     """Other images of the classes that a run was trained for, to be judged as its own validation images are."""
-    labels = data.labels if data.labels and labels_path(data.labels, folder).is_file() else None
-    found = data.model_copy(update={"class_names": names, "labels": labels, "validation": ALL, "use": 1.0})
-    judged = len(open_index(found, folder, tell).validation)
-    if not judged:
-        raise DataError(f"{folder}: no image here has a class")
-    return found.model_copy(update={"validation_images": judged})
+    found = data.model_copy(update={"class_names": names, "validation": ALL, "use": 1.0})
+    judged = open_index(found, folder, tell).validation
+    if bool((judged.rows["flags"] & int(Flag.OTHER_LABEL) > 0).all()):
+        raise DataError(f"{folder}: no image here is of a class that the run knows")
+    return found.model_copy(update={"validation_images": len(judged)})
 
 
 def _other_folder(one: Path) -> str | None:

@@ -203,7 +203,7 @@ def _counted(numbers: Numbers, folder: Path) -> int:
     return count
 
 
-def check_strays(final: Numbers, classes: int, first: int, place: str) -> None:
+def check_strays(final: Numbers, classes: int, first: int, place: str, named: bool = False) -> None:
     """Refuse a label outside the classes that is too common to be a slip: then it is the settings that are wrong."""
     outside = (final < 0) | (final >= classes)
     values, counts = np.unique(final[outside], return_counts=True)
@@ -213,7 +213,8 @@ def check_strays(final: Numbers, classes: int, first: int, place: str) -> None:
     value, count = int(values[counts.argmax()]), int(counts.max())
     if value == UNLABELLED:
         raise DataError(f"{place}: {count:,} images have no label; write data.labels=FILE with lines of 'file,class'")
-    remedy = f"data.first_label={value + first}" if value < 0 else f"data.classes={value + 1}"
+    more = "more data.class_names" if named else f"data.classes={value + 1}"
+    remedy = f"data.first_label={value + first}" if value < 0 else more
     raise DataError(
         f"{place}: {count:,} images have label {value + first}, but classes go from {first} to {first + classes - 1}; "
         f"write {remedy}, or whatever is right"

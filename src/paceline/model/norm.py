@@ -182,7 +182,7 @@ class BatchNormAct(NormAct):
 
 def norm_parameters(module: nn.Module) -> set[str]:
     """The names of the parameters of norms, Paceline's and others'."""
-    kinds = (NormAct, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+    kinds = (NormAct, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
     norms = [(start, part) for start, part in module.named_modules() if isinstance(part, kinds)]
     return {f"{start}.{name}" for start, part in norms for name, _ in part.named_parameters(recurse=False)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from paceline.optim.rule import Moment
@@ -27,8 +28,8 @@ class RmsPropRule:
 
     def move(self, now: Moment) -> tuple[Tensor, dict[str, Tensor]]:
         settings, gradient = self.settings, now.decayed
-        # Not as r + (1 - decay) * (g**2 - r), which of an infinite r, after one huge gradient, would make NaN.
         square = (now.state["square"] * settings.decay).addcmul_(gradient, gradient, value=1 - settings.decay)
+        square.clamp_(max=torch.finfo(square.dtype).max)  # infinite, after one huge gradient, it would stay so
         kept = now.state["momentum"] * settings.momentum
         if settings.form == "tensorflow":
             kept.addcdiv_(gradient, (square + settings.epsilon).sqrt_(), value=now.lr)

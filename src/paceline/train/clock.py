@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -15,14 +16,10 @@ from paceline.record import Row, latest
 from paceline.train.state import State
 
 
-def longest_row(steps: list[int], after: int) -> int:
-    """How many neighbours at most follow each other in these steps, in rows that reach beyond `after`."""
-    longest = row = before = 0
-    for step in steps:
-        row = row + 1 if step == before + 1 else 1
-        before = step
-        longest = max(longest, row if step > after else 0)
-    return longest
+def longest_row(steps: list[int], after: int) -> list[int]:
+    """The most of these steps that follow each other, of the rows that reach beyond `after`."""
+    rows = ([step for _, step in row] for _, row in groupby(enumerate(steps), lambda pair: pair[1] - pair[0]))
+    return max((row for row in rows if row[-1] > after), key=len, default=[])
 
 
 class Clock:
@@ -72,7 +69,7 @@ class Clock:
             "last_loss": sums[2] / plan.global_batch,
             "last_top1": sums[3] / plan.global_batch,
             "bad_steps": len(bad),
-            "bad_steps_in_a_row": longest_row(bad, state.reported),
+            "bad_steps_in_a_row": len(longest_row(bad, state.reported)),
             "first_bad_step": next((step for step in bad if step > state.reported), 0),
             "images": images,
             "step_seconds": seconds / max(1, state.step - self._step),

@@ -9,6 +9,7 @@ from paceline import checkpoint
 from paceline.errors import Broken, DataError, ReadFailed
 from paceline.plan import Plan
 from paceline.record import Row, Run, best_step
+from paceline.train.clock import longest_row
 from paceline.train.state import State, to_files
 from paceline.train.wishes import Stopped
 
@@ -65,10 +66,12 @@ def heed_bad_steps(plan: Plan, run: Run, state: State, row: Row) -> None:
     """End a run, saved, whose recipe does not want bad steps, or which has nothing but bad ones any more."""
     recipe, found = plan.recipe, row["bad_steps_in_a_row"]
     if recipe.on_bad_step == "stop" and found:
-        what = f"step {row['first_bad_step']} was bad ({NOT_FINITE}), and on_bad_step is stop"
+        first = row["first_bad_step"]
+        what = f"step {first} was bad ({NOT_FINITE}), and on_bad_step is stop"
     elif found >= recipe.bad_steps_in_a_row:
+        first = longest_row(state.bad_steps(), 0)[0]
         what = f"{found} steps in a row were bad ({NOT_FINITE})"
     else:
         return
     save(plan, run, state)
-    raise Broken(f"{what}; look into it with: paceline repeat {run.folder} --step {row['first_bad_step']}")
+    raise Broken(f"{what}; look into it with: paceline repeat {run.folder} --step {first}")

@@ -145,7 +145,7 @@ class Watch:
         if not self._found:
             return None, []
         call, layer, _ = min(self._found.values())
-        same = {number: places for number, (other, _, places) in self._found.items() if other == call}
+        same = {number: places for number, (*first, places) in self._found.items() if first == [call, layer]}
         return layer, [(number, place) for number, places in same.items() for place in places]
 
     def _look(self, name: str) -> Any:

@@ -27,7 +27,7 @@ from paceline.record import json_text
 from paceline.train.scaling import LossScale
 from paceline.world import World
 
-KEPT = ("step", "reported", "tally", "last", "bad_steps", "loss_scale", "good_steps")
+KEPT = ("step", "reported", "tally", "last", "skipped", "loss_scale", "good_steps")
 """What state.json holds."""
 
 
@@ -93,7 +93,7 @@ def to_files(state: State) -> dict[str, bytes]:
         "reported": state.reported,
         "tally": state.tally.tolist(),
         "last": state.last.tolist(),
-        "bad_steps": state.bad_steps(),
+        "skipped": state.bad_steps(),
         "loss_scale": float(state.scale.value) if state.scale.dynamic else None,
         "good_steps": int(state.scale.good_steps),
     }
@@ -121,7 +121,7 @@ def restore(state: State, files: dict[str, bytes], where: str) -> State:
     for sums in ("tally", "last"):
         numbers = [math.nan if value is None else value for value in rest[sums]]  # JSON has no NaN
         getattr(state, sums).copy_(torch.tensor(numbers, dtype=state.tally.dtype))
-    for number in rest["bad_steps"]:
+    for number in rest["skipped"]:
         state.bad[number - 1] = 1
     if state.scale.dynamic and rest["loss_scale"] is not None:  # one that was fixed says nothing of a dynamic one
         state.scale.value.fill_(rest["loss_scale"])

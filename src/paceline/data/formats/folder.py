@@ -53,14 +53,14 @@ def units(folder: Path, known: Mapping[str, Unit]) -> list[Unit]:
     unchanged = here is not None and here.stamp == _stamp(folder)
     below = here.below if here is not None and unchanged else _folders(folder)
     training = _training_part(folder, below)
-    if training is None and below and all(name.lower() in _VALIDATION for name in below):
-        raise DataError(f"{folder}: there is '{below[0]}' but no 'train' folder; put the training images there")
+    by_name = {name.lower(): name for name in below}
+    validation = next((by_name[name] for name in _VALIDATION if name in by_name), None)
+    if training is None and validation is not None and by_name.keys() <= set(_VALIDATION):
+        return list(_walk(folder, validation, "validation", known, 0))
     if training is None:
         whole = list(_walk(folder, "", "all", known, 0))
         _refuse_sets(folder, whole)
         return whole
-    by_name = {name.lower(): name for name in below}
-    validation = next((by_name[name] for name in _VALIDATION if name in by_name), None)
     found = list(_walk(folder, training, "training", known, 0))
     return found if validation is None else found + list(_walk(folder, validation, "validation", known, 0))
 
