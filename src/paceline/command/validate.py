@@ -13,6 +13,8 @@ from paceline import checkpoint
 from paceline.command.job import Job, run_replicas
 from paceline.command.resume import stored_job
 from paceline.command.show import show_rows, tell
+from paceline.data.scan import open_index
+from paceline.dataset import Files
 from paceline.errors import RunError
 from paceline.record import Row, Run, best_step, rows_of
 
@@ -40,6 +42,9 @@ def run(folder: Path, words: list[str], asked: Asked, data: Path | None, as_json
     # Judging needs none of the layout that training had: what is not asked for, this machine decides.
     job = stored_job(folder, ["on.replicas=auto", "on.micro_batch=auto", *words], data, asked.test)
     steps_to_judge(folder, asked)  # what is not there is told before torch is loaded
+    if asked.test and job.launch is None and isinstance(job.plan.data, Files):
+        for note in open_index(job.plan.data, asked.test).notes:
+            tell(note)
     started = run_replicas(job)
     if started is not None:
         return started

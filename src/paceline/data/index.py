@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.data.assemble import ALL
 from paceline.data.scan import Tell, meant, open_index, recognised
-from paceline.data.table import Flag
+from paceline.data.table import Flag, Index
 from paceline.dataset import Cifar, Data, Files, Made, Shapes
 from paceline.errors import DataError
 
@@ -63,9 +63,9 @@ def is_known(data: Data | None) -> bool:
 def _counted(data: Files, folder: Path, tell: Tell | None) -> tuple[Files, Path]:
     """The same with the numbers of images and classes that its files hold."""
     found = open_index(data, folder, tell)
-    present = np.unique(found.training.rows["label"]) if data.class_names else range(len(found.classes))
+    present = _present(found) if data.class_names else found.classes
     if len(present) == 1:
-        name = found.classes[int(present[0])]
+        (name,) = present
         raise DataError(
             f"{folder}: all images are of one class, '{name}', so nothing can be learnt; "
             f"{_other_folder(folder / name) or 'add another class'}"
@@ -82,6 +82,12 @@ def _counted(data: Files, folder: Path, tell: Tell | None) -> tuple[Files, Path]
                 f"{folder}: data.{key} is {said:,}, and {count:,} are there; leave data.{key} out, or mend it"
             )
     return data.model_copy(update=counts), folder
+
+
+def _present(found: Index) -> tuple[str, ...]:
+    """The classes that training images are of."""
+    labels = np.unique(found.training.rows["label"]).tolist()
+    return tuple(found.classes[label] for label in labels if 0 <= label < len(found.classes))
 
 
 def to_judge(data: Files, names: tuple[str, ...], folder: Path, tell: Tell | None = None) -> Files:

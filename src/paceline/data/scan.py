@@ -129,7 +129,9 @@ def _packed(texts: Sequence[str] | Strings) -> Strings:
 def _digest(form: Format, data: Files, folder: Path) -> str:
     """Stands for everything in the settings that an index depends on."""
     kept = {"name", "first_label", "validation", "use", "classes", "class_names"}
-    matters: dict[str, Any] = data.model_dump(include=kept) | {"kept_names": form.classes(folder)}
+    matters: dict[str, Any] = data.model_dump(include=kept)
+    if form is webdataset:  # the names lie in a file beside the tars, which is none of the units
+        matters["kept_names"] = form.classes(folder)
     if data.labels is not None:
         try:
             matters["labels"] = hashlib.sha256(labels_path(data.labels, folder).read_bytes()).hexdigest()

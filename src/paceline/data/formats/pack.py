@@ -40,9 +40,8 @@ def scan(folder: Path, unit: Unit) -> Found:
 
 
 def classes(folder: Path) -> tuple[str, ...] | None:
-    """The class names of the data set that was packed, once one of its parts is complete."""
-    parts = pack.parts_of(folder)
-    return pack.read_part(folder, parts[0]).classes if parts else None
+    """The class names of the data set that was packed."""
+    return pack.read_part(folder, pack.parts_of(folder)[0]).classes
 
 
 def notes(_units: Sequence[Unit], _founds: Sequence[Found]) -> tuple[str, ...]:
