@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 STEPS = 4
+PLAIN = ("on.micro_batch=16", "on.compile=false")  # compiling the network would take a quarter of a minute each time
 
 
 def run(plan: Plan, folder: pytest.TempPathFactory, waits: str = "default") -> State:
@@ -48,7 +49,7 @@ def run(plan: Plan, folder: pytest.TempPathFactory, waits: str = "default") -> S
 def test_an_optimiser_takes_the_host_s_steps(
     tmp_path_factory: pytest.TempPathFactory, optimiser: str, clip: str
 ) -> None:
-    words = (f"optimiser={optimiser}", "optimiser.lr=0.01", f"clip={clip}", "on.precision=64.64", "on.micro_batch=16")
+    words = (f"optimiser={optimiser}", "optimiser.lr=0.01", f"clip={clip}", "on.precision=64.64", *PLAIN)
     ends = []
     for device in ("cpu", "cuda"):
         state = run(make_plan(*words, f"on.device={device}"), tmp_path_factory)
@@ -67,7 +68,7 @@ def test_no_step_waits_for_the_device(tmp_path_factory: pytest.TempPathFactory, 
         "average={decay: 0.9}",
         f"on.precision={precision}",
         "on.device=cuda",
-        "on.micro_batch=16",
+        *PLAIN,
     )
     state = run(make_plan(*words), tmp_path_factory, waits="error")
     assert state.step == STEPS
