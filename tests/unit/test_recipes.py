@@ -562,6 +562,45 @@ def test_four_images_are_mixed_where_the_micro_batch_has_as_many(cells: list[str
         assert mix.block == micro_batch
 
 
+def test_of_graphcore_s_tensorflow_efficientnets_the_one_with_batch_norm_divides_by_the_deviation() -> None:
+    pages = [name for name in named("efficientnet-b4") if "pytorch" not in name and "nvidia" not in name]
+    ways = {name: data.normalise for name in pages if isinstance(data := plan_of(name).data, Files)}
+    whole = {"efficientnet-b4-lars-6144": "mean-std", "efficientnet-b4-g16-graphcore-bench": "mean-std"}
+    assert ways == {name: whole.get(name, "mean") for name in pages}
+
+
+def test_graphcore_pytorch_mixed_its_smallest_efficientnet_from_a_later_release_on() -> None:
+    first, later = (plan_of(f"efficientnet-b0-g16-graphcore-{batch}").recipe for batch in (768, 800))
+    assert (first.mix.active, later.mix.active) == (False, True)
+    assert first.norm == GroupNorm(name="group", groups=4, epsilon=1e-5)
+    assert later.norm == GroupNorm(name="group", groups=4, epsilon=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("page", "precision", "by_chance", "cuts"),
+    [
+        ("resnet50-4ipu-mk2", "fp16.16", True, []),
+        ("resnet50-16ipu-mk2-bench", "fp16.16", True, []),
+        ("efficientnet-b4-g16-4ipu-mk2", "fp16.32", True, ["stage2/unit2", "stage3/unit4", "stage6/unit1"]),
+        ("efficientnet-b4-g16-gn-pod16", "fp16.16", True, ["stage4/unit1"]),
+        ("efficientnet-b4-g16-gn-pod64", "fp16.16", True, ["stage4/unit1"]),
+        ("efficientnet-b4-g1-gn-pod16", "fp16.16", True, ["stage2/unit2", "stage4/unit1", "stage5/unit6"]),
+        ("efficientnet-b0-g16-gn", "fp16.32", True, ["stage3/unit2"]),
+        ("mobilenet-v3-small", "fp16.16", True, ["all"]),
+        ("mobilenet-v3-small-pod4", "fp16.16", False, ["all"]),
+        ("mobilenet-v3-large", "fp16.16", True, []),
+        ("mobilenet-v3-large-pod16", "fp16.16", False, []),
+    ],
+)
+def test_graphcore_pytorch_placements_round_and_cut_as_published(
+    page: str, precision: str, by_chance: bool, cuts: list[str]
+) -> None:
+    """Where weights have 32 bits, chance rounds none of them, whatever the page says."""
+    placement, _ = read_placement(page, [])
+    assert (placement.precision, placement.stochastic_rounding) == (precision, by_chance)
+    assert list(placement.recompute) == cuts
+
+
 @pytest.mark.parametrize("name", [*named("-nvidia"), *named("ffcv")])
 def test_norms_of_projections_decay_where_they_did(name: str) -> None:
     skip = plan_of(name).recipe.weight_decay.skip_names
