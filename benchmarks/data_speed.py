@@ -1,6 +1,6 @@
 """Paceline's decoders against Pillow: JPEG bytes to 224 x 224 pixels, all ways in one process, turn by turn.
 
-Ratios are of images for each second of one core's own time, so that neighbours on the machine matter little. The last
+Ratios are of images for each second of one core's own time, so that neighbors on the machine matter little. The last
 table is wall clock: one thread decodes while the main thread spins in Python, by how often Python is told to switch. It
 needs two cores to itself: time that a thread waited for a core is taken off, but what the other one lost by it is not.
 
@@ -25,13 +25,13 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from paceline.data import jpeg
-from paceline.data.boxes import evaluation_boxes, training_boxes
-from paceline.data.decode import decode_into
-from paceline.data.header import look
-from paceline.data.prepare import Job, Smaller, prepare
-from paceline.dataset import Centre
-from paceline.pictures import Crop
+from paceline.augment.boxes import evaluation_boxes, training_boxes
+from paceline.data.index.image_header import look
+from paceline.data.load.decode import decode_into
+from paceline.data.pack import libjpeg
+from paceline.data.pack.transcode import Job, Smaller, prepare
+from paceline.settings.augment import Crop
+from paceline.settings.data import Center
 
 SIDE, SHORT, PIECE = 224, 256, 20
 OUT = np.empty((SIDE, SIDE, 3), np.uint8)
@@ -69,7 +69,7 @@ def pillow_training(image: Encoded, box: NDArray[np.generic], mirrored: bool) ->
 
 
 def pillow_evaluation(image: Encoded, _: NDArray[np.generic], __: bool) -> None:
-    """Resize and centre crop, one after the other."""
+    """Resize and center crop, one after the other."""
     picture = Image.open(io.BytesIO(image.content)).convert("RGB")
     long = int(SHORT * max(picture.size) / min(picture.size))
     wide, tall = (SHORT, long) if picture.width <= picture.height else (long, SHORT)
@@ -95,7 +95,7 @@ def cut(images: list[Encoded]) -> NDArray[np.int64]:
 
 
 def see(images: list[Encoded]) -> NDArray[np.float64]:
-    return evaluation_boxes(Centre(name="centre", short=SHORT), SIDE, *sizes(images))
+    return evaluation_boxes(Center(name="center", short=SHORT), SIDE, *sizes(images))
 
 
 def packed(paths: list[Path], images: list[Encoded], smaller: Smaller | None) -> list[Encoded]:
@@ -219,7 +219,7 @@ def main(folder: Path, rounds: int, busy: float) -> None:
         Way("Pillow", images, pillow_evaluation, see(images), []),
         Way("Paceline", images, paceline, see(images), []),
     ]
-    if jpeg.available():
+    if libjpeg.available():
         lossless = packed(paths, images, None)
         training.append(Way("Paceline, lossless pack", lossless, paceline, cut(lossless), []))
         evaluation.append(Way("Paceline, lossless pack", lossless, paceline, see(lossless), []))
@@ -229,7 +229,7 @@ def main(folder: Path, rounds: int, busy: float) -> None:
     compare(training, rounds)
     table(training, f"random crop, {SIDE}")
     compare(evaluation, max(1, rounds // 2))
-    table(evaluation, f"resize {SHORT}, centre {SIDE}")
+    table(evaluation, f"resize {SHORT}, center {SIDE}")
     if busy:
         beside(training[2], busy)
 

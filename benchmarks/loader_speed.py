@@ -19,20 +19,20 @@ from typing import Any
 
 import torch
 
-from paceline import spec
-from paceline.command.job import plan_job
-from paceline.data import index
-from paceline.data.loader import open_loader
-from paceline.placement import Placement
-from paceline.plan import Plan
-from paceline.recipe import Recipe
+from paceline.data.index import locate
+from paceline.data.load.loader import open_loader
+from paceline.job import plan_job
+from paceline.planning import Plan
+from paceline.settings import build
+from paceline.settings.placement import Placement
+from paceline.settings.recipe import Recipe
 
 RECIPE = """
 model: resnet50
 data: {name: images, max_bad: 1.0}
 global_batch: BATCH
 epochs: 1
-optimiser: {name: sgd, lr: 0.1}
+optimizer: {name: sgd, lr: 0.1}
 schedule: constant
 augment: {flip: true}
 """
@@ -40,11 +40,13 @@ augment: {flip: true}
 
 def planned(folder: Path, batch: int, words: dict[str, Any]) -> Plan:
     """A plan whose loader is the one to measure."""
-    recipe = spec.build(Recipe, spec.read(RECIPE.replace("BATCH", str(batch)), "loader_speed"))
+    recipe = build.build(Recipe, build.read(RECIPE.replace("BATCH", str(batch)), "loader_speed"))
     whole = recipe.data.model_copy(update={"validation": 0.05}) if not _has_validation(folder) else recipe.data  # type: ignore[union-attr]
-    data, _ = index.locate(whole, folder)
+    data, _ = locate.locate(whole, folder)
     placement = Placement(replicas=1, micro_batch=batch, **words)
-    return plan_job("bench", recipe.model_copy(update={"data": data}), placement, folder, spec.Tree(), spec.Tree()).plan
+    return plan_job(
+        "bench", recipe.model_copy(update={"data": data}), placement, folder, build.Tree(), build.Tree()
+    ).plan
 
 
 def _has_validation(folder: Path) -> bool:

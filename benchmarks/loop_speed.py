@@ -20,18 +20,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline import spec
-from paceline.command.job import plan_job
-from paceline.data.loader import open_loader
-from paceline.data.source import open_source
-from paceline.placement import Placement
-from paceline.plan import Plan
-from paceline.recipe import Recipe
+from paceline.data.load.arrays import open_source
+from paceline.data.load.loader import open_loader
+from paceline.job import plan_job
+from paceline.planning import Plan
 from paceline.record import Row, Run
+from paceline.settings import build
+from paceline.settings.placement import Placement
+from paceline.settings.recipe import Recipe
 from paceline.sink import Sink
-from paceline.train.loop import train
-from paceline.train.session import settle_torch, take_up
-from paceline.train.wishes import Signals, Wishes
+from paceline.training.loop import train
+from paceline.training.requests import Signals, Wishes
+from paceline.training.session import settle_torch, take_up
 from paceline.world import join
 
 
@@ -92,7 +92,7 @@ class Bare:
         )
         self.network = bare_network(model).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.forward = torch.compile(self.network) if plan.placement.compile else self.network
-        self.optimiser = torch.optim.SGD(
+        self.optimizer = torch.optim.SGD(
             self.network.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4
         )
         self.device, self.batch = device, plan.global_batch
@@ -114,8 +114,8 @@ class Bare:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
             scores = self.forward(x)
         F.cross_entropy(scores.float(), self.labels[chosen]).backward()
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
 
 
 class Turns(Sink):
@@ -144,7 +144,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     epochs = (options.turns * options.steps + 0.5) * options.batch / 10_000
     text = (
         f"model: {model}\ndata: shapes\nglobal_batch: {options.batch}\nepochs: {epochs}\n"
-        "optimiser: {name: momentum, lr: 0.01, nesterov: true}\nweight_decay: {rate: 5e-4}\nschedule: constant\n"
+        "optimizer: {name: momentum, lr: 0.01, nesterov: true}\nweight_decay: {rate: 5e-4}\nschedule: constant\n"
         f"augment: {{pad: 4, flip: true}}\nreport: {options.steps} steps\nevaluate: {{every: 1000 epochs}}\n"
     )
     placement = {
@@ -153,9 +153,9 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         "compile": options.compile,
         "save": "1000 epochs",
     }
-    recipe = spec.build(Recipe, spec.read(text, "benchmark"))
+    recipe = build.build(Recipe, build.read(text, "benchmark"))
     plan = plan_job(
-        "benchmark", recipe, spec.build(Placement, spec.Tree(placement)), None, spec.Tree(), spec.Tree()
+        "benchmark", recipe, build.build(Placement, build.Tree(placement)), None, build.Tree(), build.Tree()
     ).plan
     settle_torch(plan)
     world = join(plan, None)

@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from paceline.placement import Placement, keys
-from paceline.recipe import Recipe
-from paceline.spec import Settings, fields, kinds
+from paceline.settings.build import Settings, fields, kinds
+from paceline.settings.placement import Placement, keys
+from paceline.settings.recipe import Recipe
 
 Row = tuple[str, str, str]
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from paceline import spec
-from paceline.command.job import plan_job
-from paceline.placement import Placement
-from paceline.plan import Plan
-from paceline.recipe import Recipe
+from paceline.job import plan_job
+from paceline.planning import Plan
+from paceline.settings import build
+from paceline.settings.placement import Placement
+from paceline.settings.recipe import Recipe
 
 SMALL = """
 model: resnet8
@@ -24,7 +24,7 @@ data: {name: generated, images: 96, validation_images: 37, classes: 10, side: 8}
 global_batch: 16
 norm_batch: 4
 epochs: 1
-optimiser: {name: momentum, lr: 0.1}
+optimizer: {name: momentum, lr: 0.1}
 schedule: constant
 augment: {pad: 1, flip: true}
 report: 1 steps
@@ -34,20 +34,20 @@ report: 1 steps
 
 def make_recipe(*words: str, text: str = SMALL) -> Recipe:
     """A recipe from a page and overrides."""
-    tree = spec.read(text, "test.yaml")
+    tree = build.read(text, "test.yaml")
     for word in words:
-        spec.override(tree, word, Recipe)
-    return spec.build(Recipe, tree)
+        build.override(tree, word, Recipe)
+    return build.build(Recipe, tree)
 
 
 def make_plan(*words: str, text: str = SMALL) -> Plan:
     """A plan from a page and overrides; on.* words place it, on the CPU unless they say otherwise."""
-    placed = spec.Tree({"device": "cpu"}, {(): "test"})
+    placed = build.Tree({"device": "cpu"}, {(): "test"})
     for word in words:
         if word.startswith("on."):
-            spec.override(placed, word.removeprefix("on."), Placement)
+            build.override(placed, word.removeprefix("on."), Placement)
     recipe = make_recipe(*(word for word in words if not word.startswith("on.")), text=text)
-    return plan_job("test", recipe, spec.build(Placement, placed), None, spec.Tree(), placed).plan
+    return plan_job("test", recipe, build.build(Placement, placed), None, build.Tree(), placed).plan
 
 
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]

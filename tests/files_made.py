@@ -16,25 +16,26 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from conftest import make_recipe
-from paceline import spec
-from paceline.command.job import plan_job
-from paceline.data import index, packing
-from paceline.data.loader import open_loader
-from paceline.data.scan import open_index
-from paceline.data.stream import Stream
-from paceline.data.workers import Chunk, Faults, Fill
-from paceline.dataset import Files
-from paceline.placement import Placement
-from paceline.plan import Plan
+from paceline.data.index import locate
+from paceline.data.index.scan import open_index
+from paceline.data.load.files import Stream
+from paceline.data.load.loader import open_loader
+from paceline.data.load.workers import Chunk, Faults, Fill
+from paceline.data.pack import writer
+from paceline.job import plan_job
+from paceline.planning import Plan
+from paceline.settings import build
+from paceline.settings.data import Files
+from paceline.settings.placement import Placement
 from pictures_made import Made, make_pictures, write_folder, write_tars, write_tfrecord
 
 PAGE = """
 model: resnet8
-data: {name: images, side: 16, evaluation: {name: centre, short: 18}, classes: 10, max_bad: 0.2}
+data: {name: images, side: 16, evaluation: {name: center, short: 18}, classes: 10, max_bad: 0.2}
 global_batch: 16
 norm_batch: 4
 epochs: 1
-optimiser: {name: momentum, lr: 0.1}
+optimizer: {name: momentum, lr: 0.1}
 schedule: constant
 augment: {flip: true}
 report: 1 steps
@@ -52,14 +53,14 @@ WRITERS: dict[str, Callable[..., Path]] = {"folder": write_folder, "tfrecord": w
 
 def file_plan(folder: Path, *words: str, text: str = PAGE) -> Plan:
     """A plan of this page, with overrides, for the images in a folder."""
-    placed = spec.Tree({"device": "cpu"}, {(): "test"})
+    placed = build.Tree({"device": "cpu"}, {(): "test"})
     for word in words:
         if word.startswith("on."):
-            spec.override(placed, word.removeprefix("on."), Placement)
+            build.override(placed, word.removeprefix("on."), Placement)
     recipe = make_recipe(*(word for word in words if not word.startswith("on.")), text=text)
-    found, _ = index.locate(recipe.data, folder)
+    found, _ = locate.locate(recipe.data, folder)
     recipe = recipe.model_copy(update={"data": found})
-    return plan_job("test", recipe, spec.build(Placement, placed), folder, spec.Tree(), placed).plan
+    return plan_job("test", recipe, build.build(Placement, placed), folder, build.Tree(), placed).plan
 
 
 def write_every_format(pictures: Sequence[Made], folder: Path, validation: float = 1 / 7, **settings: Any) -> None:
@@ -67,7 +68,7 @@ def write_every_format(pictures: Sequence[Made], folder: Path, validation: float
     for kind, write in WRITERS.items():
         write(pictures, folder / kind, validation)
     data = Files.model_validate({"name": "images", **settings})
-    packing.make_pack(packing.open_source(data, folder / "folder"), folder / "pack", processes=1)
+    writer.make_pack(writer.open_source(data, folder / "folder"), folder / "pack", processes=1)
 
 
 def clean_pictures(count: int, classes: int = 10) -> list[Made]:
@@ -114,7 +115,7 @@ def every_pitfall(count: int, folder: Path) -> Path:
         write(pictures, folder / kind, 1 / 7)
         (folder / kind / "labels.csv").write_text("file,class\n" + "".join(lines))
     data = Files(name="images", classes=10, labels="labels.csv", first_label=0)
-    packing.make_pack(packing.open_source(data, folder / "folder"), folder / "pack", processes=2)
+    writer.make_pack(writer.open_source(data, folder / "folder"), folder / "pack", processes=2)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Parameters, gradients and optimisers for the tests of optimisers."""
+"""Parameters, gradients and optimizers for the tests of optimizers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from conftest import make_recipe
 from paceline import keyed
 from paceline.machine import Machine
-from paceline.optim.build import Optimiser
-from paceline.placement import Placement
-from paceline.plan import NetworkFacts, Plan
+from paceline.optim.build import Optimizer
+from paceline.planning import NetworkFacts, Plan
 from paceline.reconcile import make_plan
+from paceline.settings.placement import Placement
 
 GOOD = torch.zeros(())
 BAD = torch.ones(())
@@ -38,7 +38,7 @@ MANY: Shapes = {
 RATES = (0.1, 0.2, 0.0, 0.05, 3.0, 0.1)
 """A learning rate that changes, and is zero once."""
 
-OPTIMISERS = [
+OPTIMIZERS = [
     "{name: sgd, lr: 0.2}",
     "{name: momentum, lr: 0.2}",
     "{name: momentum, lr: 0.2, momentum: 0.7, nesterov: true}",
@@ -82,15 +82,15 @@ def steps(weights: dict[str, nn.Parameter], count: int) -> Iterator[dict[str, Te
         yield summed
 
 
-def plan_of(optimiser: str, *words: str, shapes: Shapes = FEW) -> Plan:
+def plan_of(optimizer: str, *words: str, shapes: Shapes = FEW) -> Plan:
     """A plan for a network whose blocks are those of the parameters."""
-    recipe = make_recipe(f"optimiser={optimiser}", *(word for word in words if not word.startswith("on.")))
+    recipe = make_recipe(f"optimizer={optimizer}", *(word for word in words if not word.startswith("on.")))
     placement = Placement(stochastic_rounding="on.stochastic_rounding=false" not in words)
     assert recipe.data is not None
     blocks = tuple(dict.fromkeys(name.partition(".")[0] for name in shapes))
     return make_plan(recipe, placement, recipe.data, Machine(1, 1 << 30), NetworkFacts(1, 1, blocks=blocks))
 
 
-def everything(weights: dict[str, nn.Parameter], optimiser: Optimiser) -> dict[str, Tensor]:
-    """Copies of all weights and all that the optimiser carries."""
-    return {name: tensor.detach().clone() for name, tensor in (*weights.items(), *optimiser.tensors().items())}
+def everything(weights: dict[str, nn.Parameter], optimizer: Optimizer) -> dict[str, Tensor]:
+    """Copies of all weights and all that the optimizer carries."""
+    return {name: tensor.detach().clone() for name, tensor in (*weights.items(), *optimizer.tensors().items())}

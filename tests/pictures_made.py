@@ -85,7 +85,7 @@ def _encoded(number: int, odd: str) -> bytes:
 
 
 def _pixels(number: int, width: int = 0, height: int = 0) -> Image.Image:
-    """A slope in each colour with a disc on it and a little grain, so that no two pictures and no crops are alike."""
+    """A slope in each color with a disc on it and a little grain, so that no two pictures and no crops are alike."""
     width, height = width or 48 + number * 13 % 70, height or 40 + number * 29 % 60
     down, right = np.mgrid[0:height, 0:width].astype(np.int64)
     grain = (right * 7919 + down * 104_729 + number * 15_485_863) % 251 % 23
@@ -93,8 +93,8 @@ def _pixels(number: int, width: int = 0, height: int = 0) -> Image.Image:
     red = right * 255 // width + 60 * disc
     green = down * 255 // height + grain
     blue = (right + down) * 2 + number * 11
-    colours: NDArray[np.int64] = np.stack([red, green + 90 * disc, blue % 256], axis=2) + grain[..., None]
-    return Image.fromarray(np.clip(colours, 0, 255).astype(np.uint8))
+    colors: NDArray[np.int64] = np.stack([red, green + 90 * disc, blue % 256], axis=2) + grain[..., None]
+    return Image.fromarray(np.clip(colors, 0, 255).astype(np.uint8))
 
 
 def _jpeg(image: Image.Image, number: int, **options: object) -> bytes:

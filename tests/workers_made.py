@@ -8,14 +8,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.data import scan
-from paceline.data.encoded import Cache, Encoded, open_splits
-from paceline.data.formats import Found, Unit
-from paceline.data.formats import folder as folders
-from paceline.data.workers import Chunk, Faults, Fill, Pictures
-from paceline.dataset import Files
+from paceline.data.index import scan
+from paceline.data.index.formats import Found, Unit
+from paceline.data.index.formats import folder as folders
+from paceline.data.load.image_files import Cache, Encoded, open_splits
+from paceline.data.load.workers import Chunk, Faults, Fill, Pictures
 from paceline.errors import DataError
-from paceline.plan import Plan
+from paceline.planning import Plan
+from paceline.settings.data import Files
 
 PATIENCE = 120
 """Seconds after which another worker will not come any more."""

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline import spec
-from paceline.architecture import Model
-from paceline.dataset import Facts
 from paceline.model.build import build_network
-from paceline.model.chance import Dropout, StochasticDepth
+from paceline.model.dropout import Dropout, StochasticDepth
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct, Statistics
+from paceline.model.pretrained import take
 from paceline.model.tables import MEMBERS
-from paceline.model.weights import take
-from paceline.recipe import Recipe
+from paceline.settings import build
+from paceline.settings.data import Facts
+from paceline.settings.model import Model
+from paceline.settings.recipe import Recipe
 
 LIMIT = 1e-9
 IMAGES = 4
@@ -159,8 +159,8 @@ def fill(network: nn.Module) -> None:
 
 def recipe(model: str) -> Recipe:
     """A recipe with this model."""
-    page = f"{{model: {model}, global_batch: 4, epochs: 1, optimiser: {{name: sgd, lr: 0.1}}, schedule: constant}}"
-    return spec.build(Recipe, spec.read(page, "parity"))
+    page = f"{{model: {model}, global_batch: 4, epochs: 1, optimizer: {{name: sgd, lr: 0.1}}, schedule: constant}}"
+    return build.build(Recipe, build.read(page, "parity"))
 
 
 def count(network: nn.Module) -> int:
@@ -177,7 +177,7 @@ def _peer(words: str) -> nn.Module:
     source, *arguments = words.split()
     package, _, name = source.partition(":")
     given: dict[str, Any] = {
-        key: spec._scalar(value.lower()) for key, _, value in (a.partition("=") for a in arguments)
+        key: build._scalar(value.lower()) for key, _, value in (a.partition("=") for a in arguments)
     }
     if package == "timm":
         import timm  # type: ignore[import-not-found]

@@ -38,8 +38,8 @@ class Verbs(TyperGroup):
 
 def _refuse_option(fault: Any) -> None:
     """Say what to write in place of an unknown option, where that is known."""
-    from paceline.command.job import addresses
-    from paceline.hint import elsewhere
+    from paceline.job import addresses
+    from paceline.settings.suggest import elsewhere
 
     words = " ".join(str(parameter.metavar) for parameter in fault.ctx.command.params)
     known = [key for key in addresses() if "[KEY=VALUE]" in words or (key.startswith("on.") and "on.KEY" in words)]
@@ -74,7 +74,7 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="Settings to change, such as epochs=20 optimiser.lr=0.2; placement keys start with on.",
+        help="Settings to change, such as epochs=20 optimizer.lr=0.2; placement keys start with on.",
     ),
 ]
 OnWords = Annotated[
@@ -103,7 +103,7 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-@app.command(epilog="Example: paceline train cifar10/resnet20 --data ~/cifar10 epochs=50 optimiser.lr=0.2")
+@app.command(epilog="Example: paceline train cifar10/resnet20 --data ~/cifar10 epochs=50 optimizer.lr=0.2")
 def train(
     recipe: RecipeWord = None, settings: Words = None, data: Data = None, out: Out = None, on: On = None,
     replicas: Replicas = None, device: Device = None,
@@ -166,7 +166,7 @@ def repeat(
     settings: OnWords = None, data: Data = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Take one step of a run again and name the first layer whose output is not finite, and its images."""
-    from paceline.command import repeat as verb
+    from paceline.command import replay as verb
 
     raise typer.Exit(verb.run(run, settings or [], step, data, json))
 
@@ -189,7 +189,7 @@ def verify(
     recipe: RecipeWord = None,
     settings: Words = None,
     data: Data = None,
-    steps: Annotated[int, typer.Option("--steps", min=2, help="Optimiser steps of each run.")] = 10,
+    steps: Annotated[int, typer.Option("--steps", min=2, help="Optimizer steps of each run.")] = 10,
     full: Annotated[bool, typer.Option("--full", help="Do not shrink a large recipe.")] = False,
     json: Json = False,
 ) -> None:
@@ -258,7 +258,7 @@ def data_pack(
     json: Json = False,
 ) -> None:  # fmt: skip
     """Write a data set as a pack: the same pixels, faster to decode; goes on where it was stopped."""
-    from paceline.command import data as verbs
+    from paceline.command import data_pack as verbs
 
     verbs.pack(source, out, settings or [], max_side, quality, processes, verify, json)
 
@@ -274,7 +274,7 @@ def data_convert(
     json: Json = False,
 ) -> None:  # fmt: skip
     """Write a data set of any format as WebDataset tars, or as files in class folders."""
-    from paceline.command import data as verbs
+    from paceline.command import data_pack as verbs
 
     verbs.convert(source, out, settings or [], to.value, samples, shuffle, json)
 
@@ -287,7 +287,7 @@ def data_check(
     json: Json = False,
 ) -> None:  # fmt: skip
     """Decode every image once and say which cannot be trained on; exit status 1 where any cannot."""
-    from paceline.command import check as verb
+    from paceline.command import data_check as verb
 
     raise typer.Exit(verb.run(source, settings or [], threads, json))
 
@@ -303,7 +303,7 @@ def data_show(
     json: Json = False,
 ) -> None:  # fmt: skip
     """Print what a data set is: its images, classes, sizes, encodings and bytes."""
-    from paceline.command import show_data as verb
+    from paceline.command import data_show as verb
 
     verb.run(source, words or [], sheet, json)
 
@@ -320,7 +320,7 @@ def bench_data(
     json: Json = False,
 ) -> None:  # fmt: skip
     """Measure reading, decoding, resizing and sending images apart, and what packs and threads would give."""
-    from paceline.command import bench as verb
+    from paceline.command import bench_data as verb
 
     verb.run(recipe, settings or [], data, on, device, images, seconds, json)
 

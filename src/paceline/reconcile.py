@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-from paceline.architecture import Outside, Residual
-from paceline.dataset import Centre, Data, Facts, Files
 from paceline.errors import PlanError
 from paceline.launch import Launch
 from paceline.machine import Machine
-from paceline.pictures import Crop
-from paceline.placement import Placement
-from paceline.plan import NetworkFacts, Plan, norm_batch_of
-from paceline.recipe import GroupNorm, Recipe
+from paceline.planning import NetworkFacts, Plan, norm_batch_of
+from paceline.settings.augment import Crop
+from paceline.settings.data import Center, Data, Facts, Files
+from paceline.settings.model import Outside, Residual
+from paceline.settings.placement import Placement
+from paceline.settings.recipe import GroupNorm, Recipe
 
 
 def make_plan(
@@ -46,7 +46,7 @@ def mixes(recipe: Recipe, micro_batch: int) -> bool:
 
 
 def fits(global_batch: int, norm_batch: int | None, replicas: int, micro_batch: int) -> bool:
-    """Whether micro-batches divide the step and norm groups fall inside them or across whole neighbours."""
+    """Whether micro-batches divide the step and norm groups fall inside them or across whole neighbors."""
     if global_batch % micro_batch:
         return False
     if norm_batch is None or micro_batch % norm_batch == 0:
@@ -109,7 +109,7 @@ def _check_files(recipe: Recipe, data: Data, resident: bool | str) -> None:
     if resident is True:
         raise PlanError("on.resident=true is for pictures of one size, and these come in files; leave it out")
     side = data.evaluation_side or data.side
-    if isinstance(data.evaluation, Centre) and data.evaluation.shorter(side) < side:
+    if isinstance(data.evaluation, Center) and data.evaluation.shorter(side) < side:
         raise PlanError(
             f"data.evaluation.short {data.evaluation.short} is less than the {side} pixels that are cut out of it; "
             f"write data.evaluation.short={side} or more"
@@ -118,7 +118,7 @@ def _check_files(recipe: Recipe, data: Data, resident: bool | str) -> None:
 
 def _check_pictures(recipe: Recipe, facts: Facts, network: NetworkFacts) -> None:
     augment = recipe.augment
-    for key, given in (("augment.policy", augment.policy is not None), ("augment.colour", augment.colour.active)):
+    for key, given in (("augment.policy", augment.policy is not None), ("augment.color", augment.color.active)):
         if given and facts.channels != 3:
             raise PlanError(f"{key} is for images of three channels, and these have {facts.channels}; leave it out")
     if augment.side and isinstance(recipe.model, Outside):
@@ -173,8 +173,8 @@ def _decide(
     bytes_of_data = (facts.images + facts.validation_images) * side * side * facts.channels
     small = bytes_of_data <= 1 << 30 and not isinstance(recipe.data, Files)
     resident = asked.resident if asked.resident != "auto" else small
-    neighbours = launch.local_count if launch else replicas
-    share_of_cores = machine.cores if launch and machine.bound else max(1, machine.cores // neighbours)
+    neighbors = launch.local_count if launch else replicas
+    share_of_cores = machine.cores if launch and machine.bound else max(1, machine.cores // neighbors)
     return asked.model_copy(
         update={
             "device": device,
@@ -251,7 +251,7 @@ def _check_mixing(plan: Plan) -> None:
         remedy = f"no micro-batch of this recipe fits; write mix.block={min(blocks, key=lambda d: abs(d - mix.block))}"
     else:
         remedy = "no micro-batch of this recipe fits"
-    raise PlanError(f"mix.block {mix.block} does not divide on.micro_batch {m}, which parts neighbours; {remedy}")
+    raise PlanError(f"mix.block {mix.block} does not divide on.micro_batch {m}, which parts neighbors; {remedy}")
 
 
 def _check_average(plan: Plan) -> None:

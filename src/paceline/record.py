@@ -18,11 +18,11 @@ from typing import IO, Any
 from paceline import __version__
 from paceline.errors import Broken, RunError
 from paceline.machine import Machine
-from paceline.placement import Placement
-from paceline.placement import keys as placement_keys
-from paceline.plan import Plan
-from paceline.recipe import Recipe
-from paceline.spec import Settings, Tree, build, dump, read
+from paceline.planning import Plan
+from paceline.settings.build import Settings, Tree, build, dump, read
+from paceline.settings.placement import Placement
+from paceline.settings.placement import keys as placement_keys
+from paceline.settings.recipe import Recipe
 
 Row = dict[str, Any]
 

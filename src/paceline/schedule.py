@@ -6,9 +6,9 @@ import math
 from fractions import Fraction
 from typing import TypeVar
 
-from paceline.duration import Duration
-from paceline.optimisation import Constant, Cosine, Exponential, Polynomial, Schedule, Stepped
-from paceline.plan import Plan
+from paceline.planning import Plan
+from paceline.settings.duration import Duration
+from paceline.settings.optimizer import Constant, Cosine, Exponential, Polynomial, Schedule, Stepped
 
 Number = TypeVar("Number", int, float)
 

@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from paceline.errors import INTERRUPTED, Broken
 from paceline.launch import OURS, Launch
-from paceline.plan import Plan
+from paceline.planning import Plan
 
 
 @dataclass
@@ -77,8 +77,8 @@ class World:
         self.spread([given])
         return float(self.sum((given != number).to(torch.float32))) == 0
 
-    def neighbours(self, count: int) -> Circle | None:
-        """The `count` neighbouring replicas that share norm groups with this one; every replica must ask."""
+    def neighbors(self, count: int) -> Circle | None:
+        """The `count` neighboring replicas that share norm groups with this one; every replica must ask."""
         if count == 1:
             return None
         groups = [list(range(start, start + count)) for start in range(0, self.replicas, count)]
@@ -119,7 +119,7 @@ class World:
 
 @dataclass
 class Circle:
-    """Neighbouring replicas that share norm groups."""
+    """Neighboring replicas that share norm groups."""
 
     count: int
     group: Any

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from paceline import checkpoint, keyed, shipped, spec
-from paceline.data import augment
-from paceline.recipe import Recipe
+from paceline import checkpoint, keyed
+from paceline.augment import crop
+from paceline.settings import build, shipped
+from paceline.settings.recipe import Recipe
 
 pytestmark = [
     pytest.mark.accelerator,
@@ -38,20 +39,20 @@ def test_keyed_numbers_have_the_same_bits_on_cuda() -> None:
 
 
 def test_crops_on_the_device_have_the_host_pixels() -> None:
-    recipe = spec.build(Recipe, shipped.tree("recipes", "cifar10/resnet20"))
+    recipe = build.build(Recipe, shipped.tree("recipes", "cifar10/resnet20"))
     pictures = keyed.words(1, np.arange(20 * 32 * 32 * 3, dtype=np.int64))[0].astype(np.uint8).reshape(20, 32, 32, 3)
-    wide, numbers = augment.widen(pictures, recipe.augment), np.arange(19, -1, -1)
+    wide, numbers = crop.widen(pictures, recipe.augment), np.arange(19, -1, -1)
     positions = np.arange(100, 120, dtype=np.int64)
-    moves = augment.draw(recipe, positions, positions, positions * 0)
-    on_host = augment.crop(wide, numbers, moves, np.arange(32))
+    moves = crop.draw(recipe, positions, positions, positions * 0)
+    on_host = crop.crop(wide, numbers, moves, np.arange(32))
     put = [torch.tensor(x, device="cuda") for x in (wide, numbers, moves, np.arange(32))]
-    assert np.array_equal(on_host, augment.crop(*put).cpu().numpy())
+    assert np.array_equal(on_host, crop.crop(*put).cpu().numpy())
 
 
 def _weights(run: Path) -> str:
     step = checkpoint.saved_steps(run / "checkpoints")[-1]
     files = checkpoint.read(run / "checkpoints" / checkpoint.name_of(step))
-    return hashlib.sha256(files["network.safetensors"] + files["optimiser.safetensors"]).hexdigest()
+    return hashlib.sha256(files["network.safetensors"] + files["optimizer.safetensors"]).hexdigest()
 
 
 def test_a_deterministic_run_killed_and_resumed_on_cuda_is_bitwise_the_same(tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from files_made import Numbers, Pixels, clean_pictures, file_plan, loading, spoilt
 from paceline import keyed
-from paceline.data import decode
-from paceline.data.encoded import listed
-from paceline.data.on_device import DeviceStream
-from paceline.data.order import training_order
-from paceline.data.resample import resample
+from paceline.data.load import decode
+from paceline.data.load.files_nvjpeg import DeviceStream
+from paceline.data.load.image_files import listed
+from paceline.data.load.order import training_order
+from paceline.data.load.resample import resample
 from paceline.errors import PlanError
-from paceline.plan import Plan
+from paceline.planning import Plan
 from pictures_made import make_pictures, split, write_folder
 
 pytest.importorskip("torchvision")
@@ -75,7 +75,7 @@ def far(one: Pixels, other: Pixels) -> NDArray[np.float64]:
     return found
 
 
-@pytest.mark.parametrize("words", [(), ("data.resize=bicubic",), ("data.orientation=honour",)], ids=str)
+@pytest.mark.parametrize("words", [(), ("data.resize=bicubic",), ("data.orientation=honor",)], ids=str)
 def test_the_accelerator_shows_what_the_host_shows(folder: Path, words: tuple[str, ...]) -> None:
     host, device = (shown(file_plan(folder, *WORDS, *words, f"on.decoder={name}"), folder) for name in ("fast", "gpu"))
     assert device.firsts == host.firsts

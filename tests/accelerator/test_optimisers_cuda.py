@@ -1,4 +1,4 @@
-"""Optimisers on an accelerator: the host's numbers, with no step that waits for the device."""
+"""Optimizers on an accelerator: the host's numbers, with no step that waits for the device."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from conftest import make_plan
-from optim_cases import CLIPS, OPTIMISERS
-from paceline.data.loader import open_loader
-from paceline.plan import Plan
+from optim_cases import CLIPS, OPTIMIZERS
+from paceline.data.load.loader import open_loader
+from paceline.planning import Plan
 from paceline.record import Run
-from paceline.train.loop import update
-from paceline.train.session import settle_torch, take_up
-from paceline.train.state import State
-from paceline.train.wishes import Signals, Wishes
+from paceline.training.loop import update
+from paceline.training.requests import Signals, Wishes
+from paceline.training.session import settle_torch, take_up
+from paceline.training.state import State
 from paceline.world import join
 
 pytestmark = [
@@ -45,11 +45,11 @@ def run(plan: Plan, folder: pytest.TempPathFactory, waits: str = "default") -> S
 
 
 @pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
-def test_an_optimiser_takes_the_host_s_steps(
-    tmp_path_factory: pytest.TempPathFactory, optimiser: str, clip: str
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_optimizer_takes_the_host_s_steps(
+    tmp_path_factory: pytest.TempPathFactory, optimizer: str, clip: str
 ) -> None:
-    words = (f"optimiser={optimiser}", "optimiser.lr=0.01", f"clip={clip}", "on.precision=64.64", *PLAIN)
+    words = (f"optimizer={optimizer}", "optimizer.lr=0.01", f"clip={clip}", "on.precision=64.64", *PLAIN)
     ends = []
     for device in ("cpu", "cuda"):
         state = run(make_plan(*words, f"on.device={device}"), tmp_path_factory)
@@ -59,10 +59,10 @@ def test_an_optimiser_takes_the_host_s_steps(
 
 
 @pytest.mark.parametrize("precision", ["16.32", "16.16", "fp16.16"])
-@pytest.mark.parametrize("optimiser", ["{name: momentum, lr: 0.1}", "{name: lars, lr: 1}", "{name: muon, lr: 0.01}"])
-def test_no_step_waits_for_the_device(tmp_path_factory: pytest.TempPathFactory, optimiser: str, precision: str) -> None:
+@pytest.mark.parametrize("optimizer", ["{name: momentum, lr: 0.1}", "{name: lars, lr: 1}", "{name: muon, lr: 0.01}"])
+def test_no_step_waits_for_the_device(tmp_path_factory: pytest.TempPathFactory, optimizer: str, precision: str) -> None:
     words = (
-        f"optimiser={optimiser}",
+        f"optimizer={optimizer}",
         f"clip={CLIPS[1]}",
         "mix.mixup=0.2",
         "average={decay: 0.9}",

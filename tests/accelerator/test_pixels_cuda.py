@@ -11,9 +11,9 @@ import torch
 
 from conftest import make_plan
 from paceline import keyed
-from paceline.data import policy
-from paceline.model.pixels import Pixels
-from paceline.model.policy import apply
+from paceline.augment import policy
+from paceline.augment.pipeline import Pixels
+from paceline.augment.policy_ops import apply
 
 pytestmark = [
     pytest.mark.accelerator,
@@ -51,13 +51,13 @@ def test_policies_make_the_same_bytes_on_host_and_device(words: str) -> None:
         assert torch.equal(on_host, apply(given.cuda(), layers, 128, smooth).cpu())
 
 
-@pytest.mark.parametrize("normalise", ["mean-std", "image"])
-def test_everything_together_agrees_with_the_host_and_does_not_wait(normalise: str) -> None:
+@pytest.mark.parametrize("normalize", ["mean-std", "image"])
+def test_everything_together_agrees_with_the_host_and_does_not_wait(normalize: str) -> None:
     words = (
         "data.side=32",
-        f"data.normalise={normalise}",
+        f"data.normalize={normalize}",
         f"augment.policy={POLICIES[2]}",
-        "augment.colour={brightness: 0.1, saturation: [0.5, 1.5], hue: 0.2, contrast: [0.5, 1.5]}",
+        "augment.color={brightness: 0.1, saturation: [0.5, 1.5], hue: 0.2, contrast: [0.5, 1.5]}",
         "augment.side={0%: 24}",
         "augment.erase.chance=0.5",
         "augment.cutout=8",

@@ -15,10 +15,10 @@ from torch import Tensor
 from conftest import SMALL, Paceline, make_plan, run_in
 from paceline import checkpoint
 from paceline.command import average as verb
-from paceline.data.loader import open_loader
+from paceline.data.load.loader import open_loader
 from paceline.record import latest, rows_of
-from paceline.train.average import recalibrate
-from paceline.train.state import begin, fresh, set_network
+from paceline.training.averaging import recalibrate
+from paceline.training.state import begin, fresh, set_network
 from paceline.world import World
 
 STEPS = (6, 12, 18)

@@ -15,13 +15,13 @@ import torch
 from PIL import Image
 
 from conftest import Paceline, make_plan
-from paceline.command import check, show_data
-from paceline.data.encoded import Quarantine, open_splits
-from paceline.data.order import training_order
-from paceline.data.stream import Stream
-from paceline.dataset import Files
+from paceline.augment.pipeline import Pixels
+from paceline.command import data_check, data_show
+from paceline.data.load.files import Stream
+from paceline.data.load.image_files import Quarantine, open_splits
+from paceline.data.load.order import training_order
 from paceline.errors import DataError, SpecError
-from paceline.model.pixels import Pixels
+from paceline.settings.data import Files
 from pictures_made import make_pictures, write_folder, write_tars
 
 PAGE = """
@@ -30,9 +30,9 @@ data: {name: images, side: 16, max_bad: 1}
 global_batch: 8
 norm_batch: 4
 epochs: 20
-optimiser: {name: momentum, lr: 0.1}
+optimizer: {name: momentum, lr: 0.1}
 schedule: constant
-augment: {flip: true, policy: {name: randaugment}, colour: {brightness: 0.2}, erase: {chance: 0.5}}
+augment: {flip: true, policy: {name: randaugment}, color: {brightness: 0.2}, erase: {chance: 0.5}}
 report: 2 steps
 """
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -71,7 +71,7 @@ def test_check_lists_each_bad_image_and_fails(paceline: Paceline, folder: Path) 
 
 
 def test_check_of_good_images_succeeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check.run(write_folder(GOOD, tmp_path), [], None, as_json=False) == 0
+    assert data_check.run(write_folder(GOOD, tmp_path), [], None, as_json=False) == 0
     facts = facts_of(capsys.readouterr().out)
     assert facts["bad images"].strip() == "0"
     assert "bad images allowed" not in facts
@@ -81,7 +81,7 @@ def test_check_of_good_images_succeeds(tmp_path: Path, capsys: pytest.CaptureFix
 def test_check_as_json_says_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     twice = [*GOOD, GOOD[0], GOOD[0]]
     source = write_tars([*twice, *(p for p in PICTURES if p.odd == "wrong")], tmp_path, validation=0)
-    assert check.run(source, ["classes=6", "max_bad=50%"], 2, as_json=True) == 1
+    assert data_check.run(source, ["classes=6", "max_bad=50%"], 2, as_json=True) == 1
     said = json.loads(capsys.readouterr().out)
     (bad,) = said["bad"]
     assert (bad["kind"], bad["reason"]) == ("label outside the classes", "its label 4004 is none of the 6 classes")
@@ -97,7 +97,7 @@ def test_check_tells_people_of_classes_without_images_and_of_bad_ones_that_are_f
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = write_tars(PICTURES, tmp_path)
-    assert check.run(source, ["classes=30", "max_bad=10%"], 1, as_json=False) == 1
+    assert data_check.run(source, ["classes=30", "max_bad=10%"], 1, as_json=False) == 1
     facts = facts_of(capsys.readouterr().out)
     assert facts["- without training images"].strip().startswith("26: 4, 5, 6,")
     assert facts["- without training images"].strip().endswith("15, ...")
@@ -106,11 +106,11 @@ def test_check_tells_people_of_classes_without_images_and_of_bad_ones_that_are_f
 
 def test_a_folder_that_is_not_there_is_refused() -> None:
     with pytest.raises(DataError, match="nowhere: there is no such folder"):
-        check.run(Path("nowhere"), [], None, as_json=False)
+        data_check.run(Path("nowhere"), [], None, as_json=False)
 
 
 def test_show_prints_what_there_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show_data.run(folder, [], None, as_json=False)
+    data_show.run(folder, [], None, as_json=False)
     text = capsys.readouterr().out
     facts = {name: value.strip() for name, value in facts_of(text).items()}
     assert (facts["format"], facts["training images"], facts["progressive JPEG"]) == ("folder", "55", "1")
@@ -121,7 +121,7 @@ def test_show_prints_what_there_is(folder: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_show_as_json_counts_every_class(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show_data.run(folder, [], None, as_json=True)
+    data_show.run(folder, [], None, as_json=True)
     said = json.loads(capsys.readouterr().out)
     classes = said["images of each class"]
     assert [row["class"] for row in classes] == ["class000", "class001", "class002", "class003"]
@@ -131,21 +131,21 @@ def test_show_as_json_counts_every_class(folder: Path, capsys: pytest.CaptureFix
 
 def test_of_many_classes_the_first_and_the_last_are_shown() -> None:
     rows: list[dict[str, Any]] = [{"class": str(n), "training images": n, "validation images": 0} for n in range(40)]
-    shown = show_data._some(rows)
+    shown = data_show._some(rows)
     assert [row["class"] for row in shown] == [*"01234", "... 30 more", *(str(n) for n in range(35, 40))]
-    assert show_data._some(rows[:12]) == rows[:12]
+    assert data_show._some(rows[:12]) == rows[:12]
 
 
 def test_data_without_a_validation_part_is_shown_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, sheet = write_folder(GOOD, tmp_path / "data", validation=0), tmp_path / "sheet.png"
-    show_data.run(source, ["side=16"], sheet, as_json=True)
+    data_show.run(source, ["side=16"], sheet, as_json=True)
     said = json.loads(capsys.readouterr().out)
     assert (said["training images"], said["validation images"]) == (45, 0)
     assert sheet.is_file()
 
 
 def test_a_sheet_shows_what_the_network_would_see(tmp_path: Path, folder: Path, recipe: str) -> None:
-    show_data.run(folder, [recipe, "augment.flip=true"], tmp_path / "sheet.png", as_json=True)
+    data_show.run(folder, [recipe, "augment.flip=true"], tmp_path / "sheet.png", as_json=True)
     with Image.open(tmp_path / "sheet.png") as image:
         grid = np.asarray(image)
     assert grid.shape == (4 * 20 + 4, 8 * 20 + 4, 3)
@@ -163,7 +163,7 @@ def test_a_sheet_shows_what_the_network_would_see(tmp_path: Path, folder: Path, 
 
 
 def as_trained(plan: Any, folder: Path, position: int) -> Any:
-    """A picture of the run itself: one replica, whole micro-batches, normalised, and then as colours again."""
+    """A picture of the run itself: one replica, whole micro-batches, normalized, and then as colors again."""
     assert isinstance(plan.data, Files)
     loader = Stream(plan, partial(open_splits, plan, plan.data, folder), 0, torch.device("cpu"), Quarantine(None, 99))
     with closing(loader), closing(loader.training(position // 8)) as shares:
@@ -172,14 +172,14 @@ def as_trained(plan: Any, folder: Path, position: int) -> Any:
     mean, spread = (
         torch.tensor(values, dtype=torch.float64).view(3, 1, 1) for values in (plan.data.mean, plan.data.std)
     )
-    colours = ((changed * spread + mean) * 255).round().clamp(0, 255)
-    return colours.to(torch.uint8).permute(1, 2, 0).numpy()
+    colors = ((changed * spread + mean) * 255).round().clamp(0, 255)
+    return colors.to(torch.uint8).permute(1, 2, 0).numpy()
 
 
 def test_an_image_that_an_epoch_drops_is_shown_in_a_later_one() -> None:
     counts = ("data.images=55", "data.validation_images=5", "data.classes=4", "tail=drop", "global_batch=32")
     plan = make_plan(*counts, text=PAGE)
-    pairs, order = show_data._shown_positions(plan), training_order(plan)
+    pairs, order = data_show._shown_positions(plan), training_order(plan)
     firsts, seconds = (np.array(column) for column in zip(*pairs, strict=True))
     assert firsts.tolist() == [*range(16)]
     assert order.images(firsts).tolist() == order.images(seconds).tolist()
@@ -189,11 +189,11 @@ def test_an_image_that_an_epoch_drops_is_shown_in_a_later_one() -> None:
 
 def test_what_cannot_be_shown_is_refused(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(SpecError, match=r"write --sheet .*a\.png"):
-        show_data.run(folder, [], tmp_path / "a.jpg", as_json=False)
+        data_show.run(folder, [], tmp_path / "a.jpg", as_json=False)
     with pytest.raises(SpecError, match="trains on cifar10, which is not in files"):
-        show_data.run(folder, ["cifar10/resnet20"], None, as_json=False)
+        data_show.run(folder, ["cifar10/resnet20"], None, as_json=False)
     with pytest.raises(DataError, match="cannot be written"):
-        show_data.run(folder, ["side=8"], tmp_path / "none" / "a.png", as_json=False)
+        data_show.run(folder, ["side=8"], tmp_path / "none" / "a.png", as_json=False)
 
 
 def test_bench_measures_and_names_the_limit(paceline: Paceline, folder: Path, recipe: str) -> None:
@@ -232,8 +232,8 @@ def test_notes_on_what_is_left_out_are_printed(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "train" / "class000" / "x.heic").write_bytes(b"of a telephone")
     (tmp_path / "train" / "empty").mkdir()
     for _ in range(2):
-        check.run(tmp_path, [], 1, as_json=False)
-        show_data.run(tmp_path, [], None, as_json=False)
+        data_check.run(tmp_path, [], 1, as_json=False)
+        data_show.run(tmp_path, [], None, as_json=False)
         said = capsys.readouterr().out
         assert said.count("1 file was left out: 1 .heic") == 2
         assert said.count("1 folder has no images: train/empty") == 2

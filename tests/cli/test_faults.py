@@ -25,7 +25,7 @@ FAULTS = [
     (["plan", "cifar10/resnet20", "on.micro_batch=20"], "on.micro_batch 20 does not divide global_batch 128"),
     (["plan", "cifar10/resnet20", "model=resnet21"], "'model=resnet21': model: no model is named 'resnet21'"),
     (["train", "twice.yaml"], "twice.yaml:2: 'epochs' is written twice"),
-    (["train", "typo.yaml"], "typo.yaml:3: optimiser: momentum has no 'momentm'; did you mean 'momentum'?"),
+    (["train", "typo.yaml"], "typo.yaml:3: optimizer: momentum has no 'momentm'; did you mean 'momentum'?"),
     (["train", "cifar10/resnet20"], "where is cifar10? write --data FOLDER"),
     (["train", "cifar10/resnet20", "--data", "nowhere"], "nowhere: there is no such folder"),
     (["train", "cifar10/resnet20", "--data", "."], "'data_batch_1.bin' is neither here"),
@@ -49,7 +49,7 @@ FAULTS = [
     (["plan", "on.replicas.x=3"], "'on.replicas.x=3': replicas: expected a whole number above 0, or auto"),
     (["plan", "on.yaml"], "on.yaml:10: recipe has no 'on'; put its keys into a file given with --on FILE"),
     (["train", "--epochs", "3"], "there is no option --epochs; write epochs=3"),
-    (["plan", "cifar10/resnet20", "--lr=0.1"], "there is no option --lr; write optimiser.lr=0.1"),
+    (["plan", "cifar10/resnet20", "--lr=0.1"], "there is no option --lr; write optimizer.lr=0.1"),
     (["train", "--batch-size", "64", "epochs=3"], "there is no option --batch-size; write global_batch=64"),
     (["bench", "data", "--workers"], "there is no option --workers; write on.loader_threads=..."),
     (["resume", "run", "--precision", "16.32"], "there is no option --precision; write on.precision=16.32"),
@@ -67,7 +67,7 @@ FAULTS = [
 @pytest.mark.parametrize(("words", "message"), FAULTS, ids=[" ".join(words) for words, _ in FAULTS])
 def test_a_fault_is_one_line_and_never_loads_torch(tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "twice.yaml").write_text("epochs: 3\nepochs: 4\n")
-    (tmp_path / "typo.yaml").write_text("model: resnet8\nepochs: 1\noptimiser: {name: momentum, momentm: 1}\n")
+    (tmp_path / "typo.yaml").write_text("model: resnet8\nepochs: 1\noptimizer: {name: momentum, momentm: 1}\n")
     (tmp_path / "labels.csv").write_text("")
     (tmp_path / "generated.yaml").write_text(SMALL)
     (tmp_path / "on.yaml").write_text(SMALL.replace("report: 1 steps", "on: {precision: 16.32}"))

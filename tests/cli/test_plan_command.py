@@ -22,13 +22,13 @@ def table(printed: str) -> dict[str, str]:
     return {row[0]: row[1] for row in rows if len(row) == 2}
 
 
-def test_a_plan_names_the_network_the_data_the_optimiser_and_the_schedule(paceline: Paceline) -> None:
+def test_a_plan_names_the_network_the_data_the_optimizer_and_the_schedule(paceline: Paceline) -> None:
     printed = paceline("plan").stdout
     assert printed.splitlines()[0].rstrip() == "shapes/resnet8"
     rows = table(printed)
     assert rows["network"] == "resnet8, 75,290 parameters"
     assert rows["data"] == "shapes, drawn by Paceline"
-    assert rows["optimiser"] == "momentum, lr 0.2, nesterov true"
+    assert rows["optimizer"] == "momentum, lr 0.2, nesterov true"
     assert rows["schedule"] == "cosine, warmup 1 epoch"
     assert "note" not in printed
 

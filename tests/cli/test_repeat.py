@@ -11,9 +11,9 @@ import pytest
 from conftest import SMALL, Paceline
 from files_made import PAGE, WRITERS, clean_pictures
 from paceline import checkpoint
-from paceline.data.scan import open_index
-from paceline.dataset import Files
+from paceline.data.index.scan import open_index
 from paceline.record import latest, rows_of
+from paceline.settings.data import Files
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def small(tmp_path: Path) -> str:
 def test_bad_steps_are_skipped_and_counted_until_there_are_too_many_in_a_row(
     paceline: Paceline, small: str, tmp_path: Path
 ) -> None:
-    words = ["train", small, "optimiser.lr=1e30", "epochs=3", "--out", "run"]
+    words = ["train", small, "optimizer.lr=1e30", "epochs=3", "--out", "run"]
     done = paceline(*words, "bad_steps_in_a_row=4")
     assert done.returncode == 1
     assert "4 steps in a row were bad (a gradient or a statistic of a norm was not finite)" in done.stderr
@@ -38,7 +38,7 @@ def test_bad_steps_are_skipped_and_counted_until_there_are_too_many_in_a_row(
 
 
 def test_a_recipe_that_wants_no_bad_step_stops_at_the_first(paceline: Paceline, small: str, tmp_path: Path) -> None:
-    done = paceline("train", small, "optimiser.lr=1e30", "epochs=3", "on_bad_step=stop", "--out", "run")
+    done = paceline("train", small, "optimizer.lr=1e30", "epochs=3", "on_bad_step=stop", "--out", "run")
     assert done.returncode == 1
     last = latest(rows_of(tmp_path / "run"), "report")[-1]
     assert last["bad_steps"] == 1
@@ -66,7 +66,7 @@ def test_too_many_bad_steps_in_a_row_end_a_run_though_good_ones_came_before_the_
 
 
 def test_a_variance_that_overflows_is_a_bad_step_and_named(paceline: Paceline, small: str, tmp_path: Path) -> None:
-    words = ["train", small, "optimiser.lr=1e12", "epochs=3", "on.precision=32.32", "on_bad_step=stop", "--out", "run"]
+    words = ["train", small, "optimizer.lr=1e12", "epochs=3", "on.precision=32.32", "on_bad_step=stop", "--out", "run"]
     done = paceline(*words)
     assert done.returncode == 1
     bad = latest(rows_of(tmp_path / "run"), "report")[-1]["first_bad_step"]
@@ -100,7 +100,7 @@ def test_a_step_is_repeated_by_the_micro_batches_it_was_trained_with(
 def test_a_bad_step_is_repeated_and_its_first_layer_and_images_are_named(
     paceline: Paceline, small: str, tmp_path: Path
 ) -> None:
-    paceline("train", small, "optimiser.lr=1e30", "epochs=3", "on_bad_step=stop", "--out", "run")
+    paceline("train", small, "optimizer.lr=1e30", "epochs=3", "on_bad_step=stop", "--out", "run")
     bad = latest(rows_of(tmp_path / "run"), "report")[-1]["first_bad_step"]
     done = paceline("repeat", "run", "--step", str(bad), "--json")
     assert done.returncode == 1, done.stderr
@@ -164,7 +164,7 @@ def test_a_step_before_every_checkpoint_is_taken_again_from_the_initial_weights(
 def test_images_in_files_are_named_by_number_and_path(paceline: Paceline, tmp_path: Path, form: str) -> None:
     WRITERS[form](clean_pictures(64), tmp_path / "data")
     (tmp_path / "files.yaml").write_text(PAGE)
-    words = ["optimiser.lr=1e30", "global_batch=32", "on_bad_step=stop", "epochs=4", "--data", "data", "--out", "run"]
+    words = ["optimizer.lr=1e30", "global_batch=32", "on_bad_step=stop", "epochs=4", "--data", "data", "--out", "run"]
     assert paceline("train", "files.yaml", *words).returncode == 1
     bad = str(latest(rows_of(tmp_path / "run"), "report")[-1]["first_bad_step"])
     found = json.loads(paceline("repeat", "run", "--step", bad, "--json").stdout)["images"]

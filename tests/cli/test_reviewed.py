@@ -33,7 +33,7 @@ def test_a_module_in_the_users_folder_is_not_imported_by_replicas(paceline: Pace
 
 def test_a_run_that_diverges_says_so_and_its_record_stays_json(paceline: Paceline, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(SMALL)
-    done = paceline("train", "small.yaml", "optimiser.lr=1e30", "--out", "run")
+    done = paceline("train", "small.yaml", "optimizer.lr=1e30", "--out", "run")
     assert done.returncode == 0, done.stderr
     assert "steps were skipped" in done.stdout
 

@@ -1,4 +1,4 @@
-"""paceline validate --test: other labelled images than the run's own, with its classes."""
+"""paceline validate --test: other labeled images than the run's own, with its classes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from conftest import Paceline, run_in
 from files_made import PAGE, clean_pictures, write_every_format
 from paceline import checkpoint
 from paceline.command import validate
-from paceline.command.job import Job
 from paceline.command.resume import stored_job
-from paceline.data.encoded import listed
-from paceline.data.index import locate, to_judge
-from paceline.data.scan import open_index
-from paceline.dataset import Files
+from paceline.data.index.locate import locate, to_judge
+from paceline.data.index.scan import open_index
+from paceline.data.load.image_files import listed
 from paceline.errors import DataError, RunError, SpecError
+from paceline.job import Job
 from paceline.record import Row, rows_of
+from paceline.settings.data import Files
 from pictures_made import write_folder, write_tars, write_tfrecord
 
 NAMES = tuple(f"class{number}" for number in range(10))
@@ -161,7 +161,7 @@ def test_an_image_that_cannot_be_decoded_is_named(folder: Path, capsys: pytest.C
     asked = validate.Asked(test=Path("rest"))
     assert validate.run(Path("run"), ["on.cpu_threads=1"], asked, None, as_json=False) == 0
     said = capsys.readouterr()
-    assert f"judged by a neighbour in its place: {broken.relative_to(folder / 'rest')}: " in said.err
+    assert f"judged by a neighbor in its place: {broken.relative_to(folder / 'rest')}: " in said.err
     assert said.out.startswith(f"judged {len(list((folder / 'rest').rglob('*.*')))} images of {folder / 'rest'} on cpu")
     assert not listed(folder / "run")
 

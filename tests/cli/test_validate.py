@@ -19,7 +19,7 @@ from paceline import checkpoint
 from paceline.command import average, validate
 from paceline.errors import RunError
 from paceline.record import rows_of
-from paceline.train import taken
+from paceline.training import restore
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -191,7 +191,7 @@ def test_an_average_of_which_one_is_removed_is_begun_anew(
 
 def test_a_run_that_removes_faster_than_one_can_read_is_not_waited_for(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"removed before they can be read; train with a larger on.keep_last$"):
-        taken.first_whole(tmp_path, lambda: [7], print)
+        restore.first_whole(tmp_path, lambda: [7], print)
 
 
 @pytest.mark.long

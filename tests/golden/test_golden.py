@@ -18,12 +18,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline import spec
-from paceline.dataset import Facts
 from paceline.model.build import build_network
 from paceline.model.network import Network
 from paceline.model.tables import MEMBERS, member, smallest_side
-from paceline.recipe import Recipe
+from paceline.settings import build
+from paceline.settings.data import Facts
+from paceline.settings.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,8 +60,8 @@ def fill(network: Network) -> None:
 
 
 def recipe(model: str) -> Recipe:
-    page = f"{{model: {model}, global_batch: 1, epochs: 1, optimiser: {{name: sgd, lr: 0.1}}, schedule: constant}}"
-    return spec.build(Recipe, spec.read(page, "golden"))
+    page = f"{{model: {model}, global_batch: 1, epochs: 1, optimizer: {{name: sgd, lr: 0.1}}, schedule: constant}}"
+    return build.build(Recipe, build.read(page, "golden"))
 
 
 @torch.no_grad()

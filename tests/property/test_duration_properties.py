@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.duration import Duration, Rate, Rhythm
+from paceline.settings.duration import Duration, Rate, Rhythm
 
 SETTINGS = settings(deadline=None, max_examples=200, derandomize=True)
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from files_made import Seen, clean_pictures, file_plan, judged, same, spoilt, trained
-from paceline.data.encoded import listed
-from paceline.placement import MOST_THREADS
-from paceline.plan import Plan
+from paceline.data.load.image_files import listed
+from paceline.planning import Plan
+from paceline.settings.placement import MOST_THREADS
 from pictures_made import split, write_folder
 
 PICTURES = clean_pictures(30)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from conftest import make_recipe
 from paceline import reconcile as planning
-from paceline.data.order import judged, share, training_order
-from paceline.dataset import Made
+from paceline.data.load.order import judged, share, training_order
 from paceline.machine import Machine
-from paceline.placement import Placement
-from paceline.plan import NetworkFacts, Plan
-from paceline.recipe import NoNorm
+from paceline.planning import NetworkFacts, Plan
+from paceline.settings.data import Made
+from paceline.settings.placement import Placement
+from paceline.settings.recipe import NoNorm
 
 SETTINGS = settings(deadline=None, max_examples=150, derandomize=True)
 BASE = make_recipe()

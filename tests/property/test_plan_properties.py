@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from conftest import make_recipe
 from paceline import reconcile as planning
-from paceline.dataset import Made
 from paceline.errors import PlanError
 from paceline.machine import Machine
-from paceline.placement import Placement
-from paceline.plan import NetworkFacts, Plan
-from paceline.recipe import Recipe
+from paceline.planning import NetworkFacts, Plan
+from paceline.settings.data import Made
+from paceline.settings.placement import Placement
+from paceline.settings.recipe import Recipe
 
 SETTINGS = settings(deadline=None, max_examples=200, derandomize=True)
 BASE = make_recipe()
@@ -48,7 +48,7 @@ def lies_well(batch: int, norm_batch: int | None, replicas: int, micro_batch: in
         return False
     circle = norm_batch // micro_batch
     if len([replica for replica in range(replicas) if replica % circle == circle - 1]) * circle != replicas:
-        return False  # some replicas have too few neighbours
+        return False  # some replicas have too few neighbors
     for group in range(batch // norm_batch):
         places = {place for place, groups in filled.items() if group in groups}
         if len({(turn, replica // circle) for turn, replica in places}) != 1 or len(places) != circle:

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import architecture, spec
 from paceline.errors import SpecError
-from paceline.placement import Placement
-from paceline.recipe import Recipe
+from paceline.settings import build, model
+from paceline.settings.placement import Placement
+from paceline.settings.recipe import Recipe
 
 SETTINGS = settings(deadline=None, max_examples=120, derandomize=True)
 
 COUNTS = st.integers(1, 10**7)
 PARTS = st.floats(0, 1, exclude_max=True, allow_subnormal=False)
 POSITIVE = st.floats(1e-9, 1e9)
-COLOURS = st.lists(st.floats(-10, 10), min_size=3, max_size=3)
+COLORS = st.lists(st.floats(-10, 10), min_size=3, max_size=3)
 SPREADS = st.tuples(*[st.floats(0.01, 2.0)] * 3).map(list)
 WORDS = st.text(st.characters(codec="utf-8", categories=["L", "P", "S", "Zs"]), max_size=30)
 UNITS = st.sampled_from(["epochs", "steps", "images", "%"])
@@ -43,7 +43,7 @@ def kind(name: str | tuple[str, ...], needed: dict[str, Any] | None = None, **ke
     return st.fixed_dictionaries({"name": names, **(needed or {})}, optional=keys)
 
 
-def names(model: type[architecture.Model]) -> tuple[str, ...]:
+def names(model: type[model.Model]) -> tuple[str, ...]:
     """The names of a family's networks."""
     found: tuple[str, ...] = typing.get_args(model.model_fields["name"].annotation)
     return found
@@ -53,32 +53,32 @@ STEMS: dict[str, Any] = {"version": st.sampled_from(["v1", "v1.5"]), "stem": st.
 GROUPED: dict[str, Any] = {"cardinality": COUNTS, "group_width": COUNTS}
 THREE = st.tuples(COUNTS, COUNTS, COUNTS).map(list)
 BLOCKS = st.sampled_from(["stem", "stage1", "stage1/unit1", "head", "all"])
-FAMILIES: dict[type[architecture.Model], st.SearchStrategy[Any]] = {
-    architecture.AlexNet: kind(names(architecture.AlexNet), dropout=PARTS),
-    architecture.Vgg: kind(names(architecture.Vgg), head=st.sampled_from(["dense", "mean"]), dropout=PARTS),
-    architecture.GoogLeNet: kind(
-        names(architecture.GoogLeNet), auxiliary=POSITIVE, dropout=PARTS, auxiliary_dropout=PARTS
+FAMILIES: dict[type[model.Model], st.SearchStrategy[Any]] = {
+    model.AlexNet: kind(names(model.AlexNet), dropout=PARTS),
+    model.Vgg: kind(names(model.Vgg), head=st.sampled_from(["dense", "mean"]), dropout=PARTS),
+    model.GoogLeNet: kind(
+        names(model.GoogLeNet), auxiliary=POSITIVE, dropout=PARTS, auxiliary_dropout=PARTS
     ),
-    architecture.InceptionV3: kind(names(architecture.InceptionV3), auxiliary=st.just(0), dropout=PARTS),
-    architecture.InceptionV4: kind(names(architecture.InceptionV4), dropout=PARTS),
-    architecture.InceptionResNetV2: kind(
-        names(architecture.InceptionResNetV2), units=THREE, residual_scale=st.tuples(*[POSITIVE] * 3).map(list)
+    model.InceptionV3: kind(names(model.InceptionV3), auxiliary=st.just(0), dropout=PARTS),
+    model.InceptionV4: kind(names(model.InceptionV4), dropout=PARTS),
+    model.InceptionResNetV2: kind(
+        names(model.InceptionResNetV2), units=THREE, residual_scale=st.tuples(*[POSITIVE] * 3).map(list)
     ),
-    architecture.ResNet: kind(names(architecture.ResNet), first_projection=st.booleans(), **STEMS),
-    architecture.CifarResNet: kind(
-        names(architecture.CifarResNet), shortcut=st.sampled_from(["auto", "pad", "projection"])
+    model.ResNet: kind(names(model.ResNet), first_projection=st.booleans(), **STEMS),
+    model.CifarResNet: kind(
+        names(model.CifarResNet), shortcut=st.sampled_from(["auto", "pad", "projection"])
     ),
-    architecture.ResNeXt: kind(names(architecture.ResNeXt), **STEMS, **GROUPED),
-    architecture.CifarResNeXt: kind(names(architecture.CifarResNeXt), wide=st.booleans(), **GROUPED),
-    architecture.EfficientNet: kind(
-        names(architecture.EfficientNet), width=st.one_of(st.none(), POSITIVE), depth=POSITIVE, divisor=COUNTS,
+    model.ResNeXt: kind(names(model.ResNeXt), **STEMS, **GROUPED),
+    model.CifarResNeXt: kind(names(model.CifarResNeXt), wide=st.booleans(), **GROUPED),
+    model.EfficientNet: kind(
+        names(model.EfficientNet), width=st.one_of(st.none(), POSITIVE), depth=POSITIVE, divisor=COUNTS,
         top_width=COUNTS, expand_ratio=COUNTS, group_dim=COUNTS, squeeze_excite=PARTS, survival=st.floats(0.01, 1),
         dropout=st.one_of(st.none(), PARTS), activation=st.sampled_from(["silu", "relu"]),
     ),
-    architecture.MobileNetV2: kind(names(architecture.MobileNetV2), width=POSITIVE, dropout=PARTS),
-    architecture.MobileNetV3: kind(names(architecture.MobileNetV3), width=POSITIVE, dropout=PARTS),
-    architecture.Outside: st.one_of(
-        kind(names(architecture.Outside), {"network": WORDS}, auxiliary=POSITIVE),
+    model.MobileNetV2: kind(names(model.MobileNetV2), width=POSITIVE, dropout=PARTS),
+    model.MobileNetV3: kind(names(model.MobileNetV3), width=POSITIVE, dropout=PARTS),
+    model.Outside: st.one_of(
+        kind(names(model.Outside), {"network": WORDS}, auxiliary=POSITIVE),
         kind(("timm:convnext_tiny", "torchvision:resnet18"), auxiliary=POSITIVE),
         st.just("timm:hf-hub:someone/some.thing"),
     ),
@@ -86,8 +86,8 @@ FAMILIES: dict[type[architecture.Model], st.SearchStrategy[Any]] = {
 MODELS = st.one_of(*FAMILIES.values(), st.sampled_from(["resnet20", "resnet50", "vgg11-bn"]))
 DATA = st.one_of(
     st.none(),
-    kind("shapes", mean=COLOURS, std=SPREADS),
-    kind(("cifar10", "cifar100"), mean=COLOURS),
+    kind("shapes", mean=COLORS, std=SPREADS),
+    kind(("cifar10", "cifar100"), mean=COLORS),
     kind(("generated", "synthetic"), images=COUNTS, validation_images=COUNTS, classes=COUNTS, side=COUNTS, std=SPREADS),
 )
 SCHEDULES = st.one_of(
@@ -102,7 +102,7 @@ RECIPES = st.fixed_dictionaries(
         "model": MODELS,
         "global_batch": COUNTS,
         "epochs": st.one_of(POSITIVE, st.integers(1, 1000)),
-        "optimiser": st.one_of(
+        "optimizer": st.one_of(
             kind("sgd", {"lr": RATES}), kind("momentum", {"lr": RATES}, momentum=PARTS, nesterov=st.booleans())
         ),
         "schedule": SCHEDULES,
@@ -164,44 +164,44 @@ PLACEMENTS = st.fixed_dictionaries(
 
 
 def test_every_family_is_tried() -> None:
-    assert set(FAMILIES) == set(typing.get_args(architecture.Model))
+    assert set(FAMILIES) == set(typing.get_args(model.Model))
 
 
-def round_trip(settings_of_a_kind: spec.Kind) -> spec.Kind:
+def round_trip(settings_of_a_kind: build.Kind) -> build.Kind:
     """What is read back from the page that was written."""
-    return spec.build(type(settings_of_a_kind), spec.read(spec.dump(settings_of_a_kind), "dump"))
+    return build.build(type(settings_of_a_kind), build.read(build.dump(settings_of_a_kind), "dump"))
 
 
 @SETTINGS
 @given(values=RECIPES)
 def test_a_recipe_survives_being_written_and_read(values: dict[str, Any]) -> None:
-    recipe = spec.build(Recipe, spec.Tree(values))
+    recipe = build.build(Recipe, build.Tree(values))
     again = round_trip(recipe)
-    assert spec.differences(recipe, again) == []
-    assert spec.dump(again) == spec.dump(recipe)
-    assert again.optimiser.lr.at(256) == recipe.optimiser.lr.at(256)
-    assert again.model_copy(update={"optimiser": recipe.optimiser}) == recipe
+    assert build.differences(recipe, again) == []
+    assert build.dump(again) == build.dump(recipe)
+    assert again.optimizer.lr.at(256) == recipe.optimizer.lr.at(256)
+    assert again.model_copy(update={"optimizer": recipe.optimizer}) == recipe
 
 
 @SETTINGS
 @given(values=PLACEMENTS)
 def test_a_placement_survives_being_written_and_read(values: dict[str, Any]) -> None:
-    placement = spec.build(Placement, spec.Tree(values))
+    placement = build.build(Placement, build.Tree(values))
     assert round_trip(placement) == placement
 
 
 @SETTINGS
 @given(values=RECIPES)
 def test_where_values_came_from_is_written_as_comments_only(values: dict[str, Any]) -> None:
-    recipe = spec.build(Recipe, spec.Tree(values))
-    traced = spec.dump(recipe, spec.Tree(values, {(): "page.yaml"}))
-    assert spec.read(traced, "dump").values == spec.read(spec.dump(recipe), "dump").values
+    recipe = build.build(Recipe, build.Tree(values))
+    traced = build.dump(recipe, build.Tree(values, {(): "page.yaml"}))
+    assert build.read(traced, "dump").values == build.read(build.dump(recipe), "dump").values
 
 
 @SETTINGS
 @given(text=st.text(max_size=40))
 def test_any_text_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(SpecError) as caught:  # no short text is a whole recipe
-        spec.build(Recipe, spec.read(text, "page.yaml"))
+        build.build(Recipe, build.read(text, "page.yaml"))
     assert str(caught.value).startswith("page.yaml:")
     assert "\n" not in str(caught.value)

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from paceline.architecture import AlexNet
 from paceline.model.alexnet import Convolution, PixelDense, alexnet_blocks
-from paceline.model.chance import Dropout
+from paceline.model.dropout import Dropout
+from paceline.model.layers import MakeNorm
 from paceline.model.network import Network
 from paceline.model.norm import NormAct
-from paceline.model.parts import MakeNorm
-from paceline.recipe import BatchNorm
+from paceline.settings.model import AlexNet
+from paceline.settings.recipe import BatchNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

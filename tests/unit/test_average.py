@@ -14,22 +14,22 @@ from torch import Tensor, nn
 
 from conftest import make_plan
 from paceline import checkpoint
-from paceline.data.batches import Loader
-from paceline.data.loader import open_loader
+from paceline.data.load.batches import Loader
+from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError, RunError
 from paceline.model.norm import BatchNormAct
-from paceline.optim.average import Average, blend
-from paceline.plan import Plan
+from paceline.optim.averages import Average, blend
+from paceline.planning import Plan
 from paceline.record import Run, latest
 from paceline.sink import Sink
-from paceline.train.average import conclude, recalibrate
-from paceline.train.evaluate import evaluate
-from paceline.train.keep import to_keep
-from paceline.train.loop import train
-from paceline.train.prove import Outcome, Trial, differences
-from paceline.train.session import take_up
-from paceline.train.state import State, begin, fresh, restore, set_network, to_files
-from paceline.train.wishes import Signals, Wishes
+from paceline.training.averaging import conclude, recalibrate
+from paceline.training.evaluate import evaluate
+from paceline.training.loop import train
+from paceline.training.requests import Signals, Wishes
+from paceline.training.save import to_keep
+from paceline.training.session import take_up
+from paceline.training.state import State, begin, fresh, restore, set_network, to_files
+from paceline.training.trials import Outcome, Trial, differences
 from paceline.world import World
 
 EXACT = 1e-12
@@ -188,7 +188,7 @@ def test_training_does_not_notice_the_average(tmp_path: Path, precision: str) ->
     runs = {}
     for name, more in (("without", ()), ("with", ("average.decay=0.8",))):
         run, state, _ = trained(make_plan(*words, *more), tmp_path / name)
-        runs[name] = run.rows(), {**state.network.module.state_dict(), **state.optimiser.tensors()}
+        runs[name] = run.rows(), {**state.network.module.state_dict(), **state.optimizer.tensors()}
         run.close()
     (rows, tensors), (rows_with, tensors_with) = runs.values()
     assert tensors.keys() == tensors_with.keys()

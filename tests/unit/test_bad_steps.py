@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from conftest import make_plan
-from paceline.train.clock import longest_row
-from paceline.train.repeat import Watch
-from paceline.train.state import begin, fresh, restore, to_files
+from paceline.training.replay import Watch
+from paceline.training.reports import longest_row
+from paceline.training.state import begin, fresh, restore, to_files
 from paceline.world import World
 
 WORLD = World(torch.device("cpu"))

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from files_made import clean_pictures, file_plan
-from paceline.command import bench
-from paceline.data import rates
-from paceline.data.prepare import Smaller
-from paceline.data.rates import Rates, Sample
-from paceline.data.scan import open_index
-from paceline.dataset import Files
+from paceline.command import bench_data
+from paceline.data.index.scan import open_index
+from paceline.data.inspect import measure
+from paceline.data.inspect.measure import Rates, Sample
+from paceline.data.pack.transcode import Smaller
+from paceline.settings.data import Files
 from pictures_made import write_folder
 
 
@@ -46,11 +46,11 @@ def sample() -> Sample:
 def measured(
     monkeypatch: pytest.MonkeyPatch, sample: Sample, clock: Clock, budget: float = 30, seconds: float = 1.0
 ) -> tuple[int, list[dict[str, Any]], list[tuple[str, int, int]]]:
-    monkeypatch.setattr(bench, "time", clock)
-    monkeypatch.setattr(rates, "measure", clock.measure)
+    monkeypatch.setattr(bench_data, "time", clock)
+    monkeypatch.setattr(measure, "measure", clock.measure)
     told: list[tuple[str, int, int]] = []
-    todo = [("as it is", sample, count) for count in bench.sweep(16, 16)]
-    rounds, found = bench._in_turn(todo, seconds, clock.now + budget, lambda *said: told.append(said))
+    todo = [("as it is", sample, count) for count in bench_data.sweep(16, 16)]
+    rounds, found = bench_data._in_turn(todo, seconds, clock.now + budget, lambda *said: told.append(said))
     return rounds, found, told
 
 
@@ -76,22 +76,22 @@ def test_every_measurement_shows_that_it_goes_on(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 8, 12, 16, 48, 96, 128, 256])
 def test_large_machines_take_no_more_points(cores: int) -> None:
-    assert len(bench.sweep(cores, cores)) <= 4
-    assert {1, cores} <= set(bench.sweep(cores, cores))
-    assert len(bench.sweep(cores, 5)) <= 5
+    assert len(bench_data.sweep(cores, cores)) <= 4
+    assert {1, cores} <= set(bench_data.sweep(cores, cores))
+    assert len(bench_data.sweep(cores, 5)) <= 5
 
 
 def test_reading_and_decoding_are_measured_by_the_same_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_folder(clean_pictures(20), tmp_path / "data", 1 / 7)
     found = Sample.of(file_plan(folder), open_index(Files(name="images", classes=10), folder), 8, tmp_path / "few")
-    made, real = list[int](), rates._workers
+    made, real = list[int](), measure._workers
 
     def counted(threads: int) -> Executor:
         made.append(threads)
         return real(threads)
 
-    monkeypatch.setattr(rates, "_workers", counted)
-    got = rates.measure(found, 2, 0.001)
+    monkeypatch.setattr(measure, "_workers", counted)
+    got = measure.measure(found, 2, 0.001)
     assert made == [2]
     assert min(got.read, got.decode, got.whole) > 0
 

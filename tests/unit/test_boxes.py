@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from paceline.data.boxes import Whole, evaluation_boxes, training_boxes
-from paceline.data.table import ROW
-from paceline.dataset import Centre, Squash
-from paceline.pictures import Crop
+from paceline.augment.boxes import Whole, evaluation_boxes, training_boxes
+from paceline.data.index.table import ROW
+from paceline.settings.augment import Crop
+from paceline.settings.data import Center, Squash
 
 TORCH = Crop()
 TENSORFLOW = Crop(area=(0.05, 1.0), spread="uniform", otherwise="whole", tries=100)
 MANY = np.arange(20_000, dtype=np.int64)
-CENTRE = Centre(name="centre")
+CENTER = Center(name="center")
 
 
 def sizes(width: int, height: int, count: int) -> tuple[Whole, Whole]:
@@ -105,7 +105,7 @@ def test_a_single_area_and_shape_gives_the_box_that_torchvision_computes() -> No
         (100, 100, [0, 0, 100, 100]),
     ],
 )
-def test_after_the_last_try_torch_takes_the_centre_and_tensorflow_the_whole(
+def test_after_the_last_try_torch_takes_the_center_and_tensorflow_the_whole(
     width: int, height: int, box: list[int]
 ) -> None:
     impossible = Crop(area=(1.0, 1.0), aspect=(0.75, 4 / 3), tries=3)
@@ -175,7 +175,7 @@ GOLDEN_TENSORFLOW = [
 ]
 
 
-def torchvision_centre(width: int, height: int, short: int, side: int) -> tuple[float, ...]:
+def torchvision_center(width: int, height: int, short: int, side: int) -> tuple[float, ...]:
     """Where Resize(short) and CenterCrop(side) look, in the image's own pixels."""
     shorter, longer = min(width, height), max(width, height)
     long = int(short * longer / shorter)
@@ -186,23 +186,23 @@ def torchvision_centre(width: int, height: int, short: int, side: int) -> tuple[
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 300), st.integers(0, 100))
 def test_evaluation_looks_where_torchvision_looks(width: int, height: int, side: int, more: int) -> None:
-    how = Centre(name="centre", short=side + more)
+    how = Center(name="center", short=side + more)
     box = evaluation_boxes(how, side, np.array([width]), np.array([height]))[0]
-    assert tuple(box) == pytest.approx(torchvision_centre(width, height, side + more, side), rel=1e-12, abs=1e-9)
+    assert tuple(box) == pytest.approx(torchvision_center(width, height, side + more, side), rel=1e-12, abs=1e-9)
     assert box.min() >= 0
     assert box[0] + box[2] <= height * (1 + 1e-12)
     assert box[1] + box[3] <= width * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(("side", "short"), [(224, 256), (32, 37), (64, 73), (1, 1)])
-def test_a_centre_is_seven_eighths_of_the_edge_at_any_side(side: int, short: int) -> None:
-    assert CENTRE.shorter(side) == short
-    _, _, height, width = evaluation_boxes(CENTRE, side, np.array([500]), np.array([400]))[0]
+def test_a_center_is_seven_eighths_of_the_edge_at_any_side(side: int, short: int) -> None:
+    assert CENTER.shorter(side) == short
+    _, _, height, width = evaluation_boxes(CENTER, side, np.array([500]), np.array([400]))[0]
     assert (height, width) == pytest.approx((400 * side / short, 500 * side / (500 * short // 400)))
 
 
 def test_a_side_beyond_the_resized_edge_sees_that_edge_whole() -> None:
-    box = evaluation_boxes(Centre(name="centre", short=256), 288, np.array([500]), np.array([400]))[0]
+    box = evaluation_boxes(Center(name="center", short=256), 288, np.array([500]), np.array([400]))[0]
     assert box.tolist() == pytest.approx([0, 50, 400, 400])
 
 
@@ -214,4 +214,4 @@ def test_squash_keeps_its_share_of_both_edges() -> None:
 def test_images_without_a_size_get_a_box_that_nobody_will_read() -> None:
     nothing = np.zeros(2, np.int64)
     assert training_boxes(0, TORCH, MANY[:2], nothing, nothing).tolist() == [[0, 0, 1, 1]] * 2
-    assert np.isfinite(evaluation_boxes(CENTRE, 224, nothing, nothing)).all()
+    assert np.isfinite(evaluation_boxes(CENTER, 224, nothing, nothing)).all()

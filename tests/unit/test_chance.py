@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from conftest import make_plan
 from paceline import keyed
-from paceline.data.loader import open_loader
-from paceline.model.chance import Chances, Dropout, StochasticDepth
+from paceline.data.load.loader import open_loader
+from paceline.model.dropout import Chances, Dropout, StochasticDepth
 from paceline.model.whole import Whole
-from paceline.plan import Plan
+from paceline.planning import Plan
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")

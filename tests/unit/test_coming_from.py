@@ -16,13 +16,13 @@ from typing import Any, get_args
 import pytest
 import typer
 
-from paceline import spec
 from paceline.cli import app
 from paceline.errors import SpecError
 from paceline.model import tables
-from paceline.placement import Placement
-from paceline.recipe import Recipe
-from paceline.spec import Settings
+from paceline.settings import build
+from paceline.settings.build import Settings
+from paceline.settings.placement import Placement
+from paceline.settings.recipe import Recipe
 
 PAGE = (Path(__file__).parents[2] / "docs/coming-from.md").read_text()
 
@@ -30,11 +30,11 @@ OPTIONS = {
     "Graphcore TF1": """
         --model --lr-schedule --config --config-path --restore-path --init-path --help
         --dataset --data-dir --pipeline-num-parallel --generated-data --synthetic-data --no-dataset-cache
-        --normalise-input --image-size --train-with-valid-preprocessing --hostside-norm --standard-imagenet
+        --normalize-input --image-size --train-with-valid-preprocessing --hostside-norm --standard-imagenet
         --mixup-alpha --cutmix-lambda --cutmix-version --hostside-image-mixing --eight-bit-io --fused-preprocessing
         --dataset-percentage-to-use
         --batch-size --micro-batch-size --gradient-accumulation-count --base-learning-rate-exponent --abs-learning-rate
-        --epochs --iterations --weight-decay --loss-scaling --label-smoothing --optimiser --momentum --rmsprop-decay
+        --epochs --iterations --weight-decay --loss-scaling --label-smoothing --optimizer --momentum --rmsprop-decay
         --rmsprop-base-decay-exp --rmsprop-epsilon --lars-eeta --lars-epsilon --lars-weight-decay --lars-skip-list
         --ckpts-per-epoch --epochs-per-ckpt --ckpt-epochs-offset --ckpt-all-instances --no-validation --shards
         --replicas --max-cross-replica-buffer-size --max-reduce-many-buffer-size --pipeline --pipeline-splits
@@ -45,7 +45,7 @@ OPTIONS = {
         --precision --enable-half-partials --no-stochastic-rounding --batches-per-step --device-iterations --select-ipu
         --fp-exceptions --saturate-on-overflow --enable-recomputation --seed --identical-replica-seeding
         --dataset-benchmark --available-memory-proportion --disable-variable-offloading --enable-conv-dithering
-        --gather-conv-output --internal-exchange-optimisation-target --scheduling-algorithm --num-io-tiles
+        --gather-conv-output --internal-exchange-optimization-target --scheduling-algorithm --num-io-tiles
         --compile-only --on-demand --prefetch-depth --BN-span --latency
         --log-dir --logs-path --name-suffix --logs-per-epoch --log-freq --no-logs --log-all-instances --mlperf-logging
         --wandb --wandb-project
@@ -58,7 +58,7 @@ OPTIONS = {
         upload_run.py: --base-folder --name --project
         run_and_time.sh: replicas seed host partition server netmask --upload
         --rts --gradient-mean-reduce-re --force-weight-to-fp16 --force-weight-to-fp32 --force-unstable-norm
-        --stochastic-rounding --only-use-slic-vmac-16 --analyse-nans --profile --profile-compilation --gcl-method
+        --stochastic-rounding --only-use-slic-vmac-16 --analyze-nans --profile --profile-compilation --gcl-method
         --gcl-max-broadcast-size --executable-cache-path --wandb-id
         --sharding-exclude-filter --sharding-include-filter --valid-batch-size --no-hostside-norm --select-ipus
         --enable-recompute
@@ -171,7 +171,7 @@ def is_key(address: str, model: type[Settings]) -> bool:
     """Whether an address leads to a setting, through some kind wherever there are several."""
     around = {model}
     for step in address.split("."):
-        found = [spec.fields(kind)[step] for kind in around if step in spec.fields(kind)]
+        found = [build.fields(kind)[step] for kind in around if step in build.fields(kind)]
         if not found:
             return False
         around = {kind for info in found for kind in parts(info.annotation)}
@@ -180,18 +180,18 @@ def is_key(address: str, model: type[Settings]) -> bool:
 
 def pages(words: list[str]) -> Iterator[dict[str, Any]]:
     """Recipes that differ in the kinds of those sections that the words speak of: one of them must take the words."""
-    named = {re.split(r"[.=]", word)[0] for word in words} & {"model", "data", "norm", "optimiser", "schedule"}
+    named = {re.split(r"[.=]", word)[0] for word in words} & {"model", "data", "norm", "optimizer", "schedule"}
     choices = {key: list(samples(key)) for key in sorted(named)}
     momentum = {"name": "momentum", "lr": 0.1}
-    usual = {"model": "resnet50", "global_batch": 256, "epochs": 90, "optimiser": momentum, "schedule": "cosine"}
+    usual = {"model": "resnet50", "global_batch": 256, "epochs": 90, "optimizer": momentum, "schedule": "cosine"}
     for chosen in itertools.product(*choices.values()):
         yield usual | dict(zip(choices, chosen, strict=True))
 
 
 def samples(key: str) -> Iterator[dict[str, Any]]:
     """One of each kind that a section may be."""
-    for kind, name in {kind: name for name, kind in spec.kinds(spec.fields(Recipe)[key]).items()}.items():
-        needed = {field for field, info in spec.fields(kind).items() if info.is_required()}
+    for kind, name in {kind: name for name, kind in build.kinds(build.fields(Recipe)[key]).items()}.items():
+        needed = {field for field, info in build.fields(kind).items() if info.is_required()}
         yield {"name": name} | {field: value for field, value in NEEDED.items() if field in needed}
 
 
@@ -204,11 +204,11 @@ def refusal(words: list[str]) -> str:
 
 
 def _refused(model: type[Settings], page: dict[str, Any], words: list[str]) -> str:
-    tree = spec.Tree(values=deepcopy(page), places={(): "page"})
+    tree = build.Tree(values=deepcopy(page), places={(): "page"})
     try:
         for word in words:
-            spec.override(tree, word, model)
-        built = spec.build(model, tree)
+            build.override(tree, word, model)
+        built = build.build(model, tree)
     except SpecError as fault:
         return str(fault)
     if isinstance(built, Recipe) and built.model.name not in (*NETWORKS, "timm", "torchvision"):
@@ -306,7 +306,7 @@ def test_as_above_stands_below_a_row_of_its_kind() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        "optimiser.trusted", "on.micro", "optimiser.trust=-1", "on.precision=8.8", "model=resnet51", "paceline tran",
+        "optimizer.trusted", "on.micro", "optimizer.trust=-1", "on.precision=8.8", "model=resnet51", "paceline tran",
         "paceline average RUN --first 5", "torchrun --processes 8", "--input", "schedule.drops=0.5", "norm.group",
         "paceline models resnet51", "DATA_PATH", "data.evaluation.short=wide",
     ],

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from paceline.data.convert import to_folder, to_webdataset
-from paceline.data.packing import make_pack, open_source
-from paceline.data.scan import open_index
-from paceline.dataset import Files
+from paceline.data.index.scan import open_index
+from paceline.data.pack.convert import to_folder, to_webdataset
+from paceline.data.pack.writer import make_pack, open_source
 from paceline.errors import DataError
+from paceline.settings.data import Files
 from pictures_made import make_pictures
 
 DATA = Files(name="images")

@@ -11,9 +11,9 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from paceline.data.crew import prepared
-from paceline.data.prepare import Job, Smaller, prepare
-from paceline.data.table import Flag
+from paceline.data.index.table import Flag
+from paceline.data.pack.pool import prepared
+from paceline.data.pack.transcode import Job, Smaller, prepare
 from paceline.errors import Broken, DataError
 
 

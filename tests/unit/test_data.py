@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from conftest import make_plan
 from paceline import keyed
-from paceline.data import index
-from paceline.data.source import Source, open_source
-from paceline.dataset import Cifar, Made, Shapes
+from paceline.data.index import locate
+from paceline.data.load.arrays import Source, open_source
 from paceline.errors import DataError
+from paceline.settings.data import Cifar, Made, Shapes
 
-PUBLISHED_SIZES = dict(index.CIFAR_SIZES)
+PUBLISHED_SIZES = dict(locate.CIFAR_SIZES)
 RECORDS = 6
 """Images in each file of these small copies."""
 
@@ -24,7 +24,7 @@ RECORDS = 6
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     for key, label_bytes in {"data_batch": 1, "test_batch": 1, "train": 2, "test": 2}.items():
-        monkeypatch.setitem(index.CIFAR_SIZES, key, RECORDS * (label_bytes + 3072))
+        monkeypatch.setitem(locate.CIFAR_SIZES, key, RECORDS * (label_bytes + 3072))
     for name in ("DATA_DIR", "DATASETS_DIR"):
         monkeypatch.delenv(name, raising=False)
 
@@ -44,7 +44,7 @@ def labels_of(file: str, name: str) -> NDArray[np.uint8]:
 def write_cifar(folder: Path, name: str) -> Path:
     """The published files: label byte (CIFAR-100: coarse, then fine), then the three planes."""
     folder.mkdir(parents=True, exist_ok=True)
-    for file in itertools.chain(*index.CIFAR_FILES[name]):
+    for file in itertools.chain(*locate.CIFAR_FILES[name]):
         columns = [labels_of(file, name)[:, None], planes(file).reshape(RECORDS, -1)]
         if name == "cifar100":
             columns.insert(0, np.full((RECORDS, 1), 255, np.uint8))  # no class: it must not be read
@@ -62,7 +62,7 @@ def read(name: str, folder: Path) -> Source:
 
 def message_of(wanted: Cifar | None, folder: Path | None) -> str:
     with pytest.raises(DataError) as caught:
-        index.locate(wanted, folder)
+        locate.locate(wanted, folder)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -71,7 +71,7 @@ def message_of(wanted: Cifar | None, folder: Path | None) -> str:
 def test_cifar_s_planes_become_pictures_and_labels_their_fine_class(name: str, tmp_path: Path) -> None:
     folder = write_cifar(tmp_path / "data", name)
     source = read(name, folder)
-    for split, files in zip((source.training, source.validation), index.CIFAR_FILES[name], strict=True):
+    for split, files in zip((source.training, source.validation), locate.CIFAR_FILES[name], strict=True):
         expected = np.concatenate([planes(file) for file in files])
         assert split.count == len(expected) == len(split.pictures)
         for plane in range(3):
@@ -94,7 +94,7 @@ def test_a_folder_one_level_too_high_or_low_is_found(name: str, given: str, tmp_
     folder = write_cifar(tmp_path / "set", name)
     (folder / "below").mkdir()
     (tmp_path / "another").mkdir()
-    data, found = index.locate(cifar(name), folder / given)
+    data, found = locate.locate(cifar(name), folder / given)
     assert data == cifar(name)
     assert found is not None
     assert found.resolve() == folder.resolve()
@@ -104,16 +104,16 @@ def test_the_folder_above_is_found_from_the_current_one(tmp_path: Path, monkeypa
     folder = write_cifar(tmp_path / "set", "cifar10")
     (folder / "below").mkdir()
     monkeypatch.chdir(folder / "below")
-    _, found = index.locate(cifar("cifar10"), Path())
+    _, found = locate.locate(cifar("cifar10"), Path())
     assert found is not None
     assert found.resolve() == folder.resolve()
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 @pytest.mark.parametrize("given", [".", ".."])
-def test_a_data_set_that_the_recipe_leaves_open_is_recognised(name: str, given: str, tmp_path: Path) -> None:
+def test_a_data_set_that_the_recipe_leaves_open_is_recognized(name: str, given: str, tmp_path: Path) -> None:
     folder = write_cifar(tmp_path / "set", name)
-    data, found = index.locate(None, folder / given)
+    data, found = locate.locate(None, folder / given)
     assert data == cifar(name)
     assert found is not None
     assert found.resolve() == folder.resolve()
@@ -121,19 +121,19 @@ def test_a_data_set_that_the_recipe_leaves_open_is_recognised(name: str, given: 
 
 def test_built_in_and_made_up_images_need_no_folder() -> None:
     for data in (Shapes(name="shapes"), Made(name="generated")):
-        assert index.locate(data, None) == (data, None)
-        assert index.locate(data, Path("/nowhere")) == (data, None)
+        assert locate.locate(data, None) == (data, None)
+        assert locate.locate(data, Path("/nowhere")) == (data, None)
 
 
 def test_the_folder_comes_from_the_flag_then_data_dir_then_datasets_dir(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert index.given_folder(None) is None
+    assert locate.given_folder(None) is None
     monkeypatch.setenv("DATASETS_DIR", "/second")
-    assert index.given_folder(None) == Path("/second")
+    assert locate.given_folder(None) == Path("/second")
     monkeypatch.setenv("DATA_DIR", "/first")
-    assert index.given_folder(None) == Path("/first")
-    assert index.given_folder(Path("/flag")) == Path("/flag")
+    assert locate.given_folder(None) == Path("/first")
+    assert locate.given_folder(Path("/flag")) == Path("/flag")
     monkeypatch.setenv("DATA_DIR", "")
-    assert index.given_folder(None) == Path("/second")
+    assert locate.given_folder(None) == Path("/second")
 
 
 def test_no_folder_at_all_is_asked_for() -> None:
@@ -154,7 +154,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_data_set_says_what_was_expected(tmp_path: Path) -> None:
     assert message_of(cifar("cifar10"), tmp_path).startswith(f"{tmp_path}: 'data_batch_1.bin' is neither here, nor one")
-    assert message_of(None, tmp_path).startswith(f"{tmp_path}: no data set is recognised here; expected CIFAR's binary")
+    assert message_of(None, tmp_path).startswith(f"{tmp_path}: no data set is recognized here; expected CIFAR's binary")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_file_of_another_size_is_named_with_both_sizes(file: str, change: int,
     [("cifar10", "data_batch_1", "CIFAR-10", "data_batch_1.bin"), ("cifar100", "train", "CIFAR-100", "train.bin")],
 )
 @pytest.mark.parametrize("given", [".", ".."])
-def test_the_python_version_is_recognised_and_refused(
+def test_the_python_version_is_recognized_and_refused(
     name: str, file: str, title: str, binary: str, given: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "set"

@@ -1,7 +1,7 @@
 """Decoding, cutting and resizing: pixels against Pillow's, and what becomes of every kind of odd or damaged file.
 
 Tolerances are what was found on ImageNet's own JPEGs: bilinear boxes differ from Pillow's by up to 1 level (0.03 in the
-mean), evaluation by up to 2 (0.003); bicubic, where a colour is clipped between the two passes, by up to 11 (0.04).
+mean), evaluation by up to 2 (0.003); bicubic, where a color is clipped between the two passes, by up to 11 (0.04).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from paceline.data import decode
-from paceline.data.boxes import evaluation_boxes, training_boxes
-from paceline.data.decode import Decoder, Filter, Undecodable, decode_into
-from paceline.data.header import look
-from paceline.data.table import Flag
-from paceline.dataset import Centre, Squash
-from paceline.pictures import Crop
+from paceline.augment.boxes import evaluation_boxes, training_boxes
+from paceline.data.index.image_header import look
+from paceline.data.index.table import Flag
+from paceline.data.load import decode
+from paceline.data.load.decode import Decoder, Filter, Undecodable, decode_into
+from paceline.settings.augment import Crop
+from paceline.settings.data import Center, Squash
 
 SIDE = 64
 FILTERS: list[Filter] = ["bilinear", "bicubic"]
@@ -113,9 +113,9 @@ def torchvision_view(image: Image.Image, short: int, side: int, resize: Filter) 
 
 @pytest.mark.parametrize("resize", FILTERS)
 @pytest.mark.parametrize(("width", "height"), [(180, 133), (133, 181), (73, 73), (40, 60), (500, 99)])
-def test_evaluation_is_torchvisions_resize_and_centre_crop(resize: Filter, width: int, height: int) -> None:
+def test_evaluation_is_torchvisions_resize_and_center_crop(resize: Filter, width: int, height: int) -> None:
     encoded = saved(scene(width, height))
-    box = evaluation_boxes(Centre(name="centre", short=73), SIDE, np.array([width]), np.array([height]))[0]
+    box = evaluation_boxes(Center(name="center", short=73), SIDE, np.array([width]), np.array([height]))[0]
     expected = torchvision_view(opened(encoded), 73, SIDE, resize)
     assert_close(made(encoded, box, resize), expected, 2 if resize == "bilinear" else 12, mean=0.3)
 
@@ -138,7 +138,7 @@ def test_thin_images_are_decoded_too(width: int, height: int, resize: Filter) ->
     sizes = np.full(20, width), np.full(20, height)
     for box in training_boxes(0, Crop(), np.arange(20), *sizes):
         assert_close(made(encoded, box, resize), cropped(opened(encoded), box, resize), 12, mean=1)
-    seen = made(encoded, evaluation_boxes(Centre(name="centre"), SIDE, *sizes)[0], resize)
+    seen = made(encoded, evaluation_boxes(Center(name="center"), SIDE, *sizes)[0], resize)
     assert np.ptp(seen) > 0 or width * height == 1
 
 
@@ -173,11 +173,11 @@ def palette_with_transparency() -> bytes:
         palette_with_transparency(),
     ],
     ids=[
-        "grey",
+        "gray",
         "cmyk",
         "png",
         "alpha",
-        "grey-alpha",
+        "gray-alpha",
         "bits",
         "gif",
         "bmp",
@@ -198,11 +198,11 @@ def test_every_other_kind_of_file_is_what_pillow_makes_of_it(encoded: bytes, dec
 
 
 DEEP = np.linspace(0, 65_535, 120 * 90).reshape(90, 120)
-"""Grey levels of 16 bits."""
+"""Gray levels of 16 bits."""
 
 
 @pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM", "JPEG2000"])
-def test_of_16_bits_of_grey_the_higher_8_count(form: str) -> None:
+def test_of_16_bits_of_gray_the_higher_8_count(form: str) -> None:
     encoded = saved(Image.fromarray(DEEP.astype(np.uint16)), form)
     expected = saved(Image.fromarray((DEEP.astype(np.uint16) >> 8).astype(np.uint8)), "PNG")
     assert np.array_equal(made(encoded, [7, 11, 70, 101]), made(expected, [7, 11, 70, 101]))
@@ -312,7 +312,7 @@ def oriented(image: Image.Image, orientation: int, form: str = "JPEG") -> bytes:
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_orientation_is_ignored_unless_it_is_to_be_honoured(orientation: int, form: str) -> None:
+def test_orientation_is_ignored_unless_it_is_to_be_honored(orientation: int, form: str) -> None:
     encoded = oriented(scene(150, 110), orientation, form)
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded))).convert("RGB")
     flags = Flag.ACROSS if orientation >= 5 else 0
@@ -321,9 +321,9 @@ def test_orientation_is_ignored_unless_it_is_to_be_honoured(orientation: int, fo
     for mirrored in (False, True):
         found = made(encoded, box, flags=flags, turn=True, mirrored=mirrored)
         assert_close(found, cropped(upright, box)[:, :: -1 if mirrored else 1], 1)
-    centre = evaluation_boxes(Centre(name="centre", short=73), SIDE, *(np.array([n]) for n in upright.size))[0]
+    center = evaluation_boxes(Center(name="center", short=73), SIDE, *(np.array([n]) for n in upright.size))[0]
     expected = torchvision_view(upright, 73, SIDE, "bilinear")
-    assert_close(made(encoded, centre, flags=flags, turn=True), expected, 2)
+    assert_close(made(encoded, center, flags=flags, turn=True), expected, 2)
 
 
 @pytest.mark.parametrize("orientation", [3, 6])
@@ -332,7 +332,7 @@ def test_a_tiff_is_turned_by_pillow_itself(orientation: int) -> None:
     width, height, flags = look(encoded)
     across = bool(flags & Flag.ACROSS)
     box = evaluation_boxes(
-        Centre(name="centre", short=73),
+        Center(name="center", short=73),
         SIDE,
         np.array([height if across else width]),
         np.array([width if across else height]),
@@ -360,7 +360,7 @@ def test_tiled_files_give_the_pixels_of_the_whole_file() -> None:
     tiled = saved(scene(192, 128), subsampling=2, restart_marker_blocks=3)
     plain = np.arange(8)
     boxes: list[Any] = [*training_boxes(0, Crop(), plain, np.full(8, 192), np.full(8, 128))]
-    boxes += [*evaluation_boxes(Centre(name="centre", short=73), SIDE, np.array([192]), np.array([128]))]
+    boxes += [*evaluation_boxes(Center(name="center", short=73), SIDE, np.array([192]), np.array([128]))]
     boxes += [*evaluation_boxes(Squash(name="squash", share=0.4321), SIDE, np.array([192]), np.array([128]))]
     for resize in FILTERS:
         for box in boxes:
@@ -388,8 +388,8 @@ def test_without_the_fast_decoder_pillow_reads_everything(monkeypatch: pytest.Mo
     assert np.array_equal(made(encoded, [0, 0, 90, 90]), before)
 
 
-def test_resizing_keeps_colours_together_and_starts_no_threads() -> None:
-    """torch is three times as slow where it does not see how the colours lie."""
+def test_resizing_keeps_colors_together_and_starts_no_threads() -> None:
+    """torch is three times as slow where it does not see how the colors lie."""
     import torch
 
     before, counts = torch.get_num_threads(), []

@@ -1,4 +1,4 @@
-"""Validation pictures that stay decoded: the same judgement, without reading anything again."""
+"""Validation pictures that stay decoded: the same judgment, without reading anything again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from files_made import Seen, clean_pictures, file_plan, judged, loading, same, spoilt
-from paceline.data import decoded, store
-from paceline.data.encoded import listed
+from paceline.data.index import file
+from paceline.data.load import validation_cache
+from paceline.data.load.image_files import listed
 from pictures_made import split, write_folder, write_tars
 
 PICTURES = clean_pictures(60)
@@ -105,7 +106,7 @@ def test_one_damaged_picture_is_the_only_one_to_be_decoded_again(folder: Path, p
 
 @pytest.mark.parametrize(
     "words",
-    ["data.evaluation.short=24", "data.resize=bicubic", "data.evaluation_side=12", "data.orientation=honour",
+    ["data.evaluation.short=24", "data.resize=bicubic", "data.evaluation_side=12", "data.orientation=honor",
      "on.decoder=pillow", "data.evaluation={name: squash}"],
 )  # fmt: skip
 def test_settings_that_make_other_pictures_keep_others(folder: Path, words: str) -> None:
@@ -122,7 +123,7 @@ def test_pictures_that_changed_on_disk_are_decoded_again(tmp_path: Path) -> None
     content = bytearray(tar.read_bytes())
     place = content.index(JUDGED[2].bytes)
     sampled = place + JUDGED[2].bytes.index(b"\xff\xdb") + 10
-    content[sampled] += 5  # a number of a quantisation table: other colours in as many bytes
+    content[sampled] += 5  # a number of a quantization table: other colors in as many bytes
     tar.write_bytes(content)
     os.utime(tar, ns=(1, 1))
     plain = judged(file_plan(folder, *WORDS[:2]), folder)
@@ -130,7 +131,7 @@ def test_pictures_that_changed_on_disk_are_decoded_again(tmp_path: Path) -> None
     assert same(judged(file_plan(folder, *WORDS), folder), plain)
 
 
-def test_every_run_lists_bad_images_and_shows_their_neighbours(tmp_path: Path) -> None:
+def test_every_run_lists_bad_images_and_shows_their_neighbors(tmp_path: Path) -> None:
     bad = {JUDGED[0].key, JUDGED[1].key, JUDGED[-1].key}
     made = [spoilt(picture, "truncated") if picture.key in bad else picture for picture in PICTURES]
     folder = write_folder(made, tmp_path / "data", 1 / 7)
@@ -148,7 +149,7 @@ def test_where_there_is_no_room_nothing_is_kept(folder: Path, plain: Seen, monke
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
     assert same(judged(file_plan(folder, *WORDS), folder), plain)
     monkeypatch.undo()
-    monkeypatch.setattr(store, "lasting_place", lambda _: None)
+    monkeypatch.setattr(file, "lasting_place", lambda _: None)
     assert same(judged(file_plan(folder, *WORDS), folder), plain)
     assert not list((folder / ".paceline").glob("validation-*"))
 
@@ -160,7 +161,7 @@ def test_where_another_user_keeps_pictures_they_are_decoded(
     def refused(*_: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(decoded, name, refused)
+    monkeypatch.setattr(validation_cache, name, refused)
     assert same(judged(file_plan(folder, *WORDS), folder), plain)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline import shipped
+from paceline.settings import shipped
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]

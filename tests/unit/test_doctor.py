@@ -14,22 +14,22 @@ import pytest
 import torch
 
 from conftest import make_plan
-from paceline.command import bench
-from paceline.data import doctor, rates
-from paceline.data.decode import decode_into
-from paceline.data.encoded import Quarantine, open_splits
-from paceline.data.jpeg import available
-from paceline.data.order import training_order
-from paceline.data.packing import open_source
-from paceline.data.prepare import Smaller, read_bytes
-from paceline.data.rates import Rates, Sample
-from paceline.data.scan import open_index
-from paceline.data.stream import Stream
-from paceline.data.table import ROW, Flag, Index, Strings, Table
-from paceline.dataset import Files
+from paceline.command import bench_data
+from paceline.data.index.scan import open_index
+from paceline.data.index.table import ROW, Flag, Index, Strings, Table
+from paceline.data.inspect import check, measure
+from paceline.data.inspect.measure import Rates, Sample
+from paceline.data.load.decode import decode_into
+from paceline.data.load.files import Stream
+from paceline.data.load.image_files import Quarantine, open_splits
+from paceline.data.load.order import training_order
+from paceline.data.pack.libjpeg import available
+from paceline.data.pack.transcode import Smaller, read_bytes
+from paceline.data.pack.writer import open_source
 from paceline.errors import DataError
-from paceline.placement import MOST_THREADS
-from paceline.plan import Plan
+from paceline.planning import Plan
+from paceline.settings.data import Files
+from paceline.settings.placement import MOST_THREADS
 from pictures_made import BAD, make_pictures, write_folder, write_tars, write_tfrecord
 
 PAGE = """
@@ -38,7 +38,7 @@ data: {name: images, side: 16, images: 55, validation_images: 5, classes: 4, max
 global_batch: 8
 norm_batch: 4
 epochs: 2
-optimiser: {name: momentum, lr: 0.1}
+optimizer: {name: momentum, lr: 0.1}
 schedule: constant
 augment: {flip: true}
 report: 2 steps
@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_folder(PICTURES, tmp_path_factory.mktemp("pictures"))
 
 
-def keys_of(index: Index, faults: list[doctor.Fault]) -> list[str]:
+def keys_of(index: Index, faults: list[check.Fault]) -> list[str]:
     tables = {"training": index.training, "validation": index.validation}
     return [tables[fault.split].keys[fault.image] for fault in faults]
 
@@ -74,7 +74,7 @@ def table_of(*rows: dict[str, Any], keys: list[str] | None = None) -> Table:
 @pytest.mark.parametrize("write", [write_folder, write_tfrecord, write_tars])
 def test_exactly_the_bad_pictures_are_found_in_every_format(write: Any, tmp_path: Path) -> None:
     index = open_source(DATA, write(PICTURES, tmp_path / "data"))
-    faults = list(doctor.examine(index, DATA, threads=2))
+    faults = list(check.examine(index, DATA, threads=2))
     bad = {"truncated": "damaged", "corrupt": "damaged", "empty": "empty"}
     assert set(bad) == set(BAD)
     if write is not write_folder:  # a folder cannot hold a label that is none
@@ -94,16 +94,16 @@ def test_what_is_called_bad_is_what_training_puts_aside(folder: Path) -> None:
     with closing(loader), closing(loader.training(0)) as shares:
         for _ in itertools.islice(shares, 4 * 55 // 8):  # dropped tails leave no image out of four epochs
             pass
-    found = doctor.examine(open_index(DATA, folder), DATA, threads=1)
+    found = check.examine(open_index(DATA, folder), DATA, threads=1)
     assert bad._known == {(fault.split, fault.image) for fault in found}
     assert len(bad) == 3
 
 
 def test_faults_are_the_same_whoever_looks_and_progress_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_CHUNK", 7)
+    monkeypatch.setattr(check, "_CHUNK", 7)
     index, told = open_index(DATA, folder), []
-    alone = list(doctor.examine(index, DATA, 1, lambda *what: told.append(what)))
-    assert list(doctor.examine(index, DATA, 5)) == alone
+    alone = list(check.examine(index, DATA, 1, lambda *what: told.append(what)))
+    assert list(check.examine(index, DATA, 5)) == alone
     assert told[-1] == ("decoding", 60, 60)
     assert [done for _, done, _ in told] == sorted({done for _, done, _ in told})
 
@@ -113,7 +113,7 @@ def test_a_header_that_is_none_and_one_that_claims_too_much_are_told_apart(tmp_p
     (tmp_path / "train/class000/text.JPEG").write_bytes(b"no picture at all")
     claim = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sIIBBBBBI", 13, b"IHDR", 100_000, 100_000, 8, 2, 0, 0, 0, 0)
     (tmp_path / "train/class001/bomb.png").write_bytes(claim)
-    found = {fault.name: fault for fault in doctor.examine(open_index(DATA, tmp_path), DATA, 1)}
+    found = {fault.name: fault for fault in check.examine(open_index(DATA, tmp_path), DATA, 1)}
     assert found["train/class000/text.JPEG"].kind == "no image header"
     assert found["train/class001/bomb.png"].kind == "too large"
     assert "100,000 x 100,000" in found["train/class001/bomb.png"].reason
@@ -123,17 +123,17 @@ def test_a_header_that_is_none_and_one_that_claims_too_much_are_told_apart(tmp_p
 def test_a_file_that_cannot_be_read_is_listed_and_does_not_end_the_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_PAUSE", 0)
+    monkeypatch.setattr(check, "_PAUSE", 0)
     write_folder(PICTURES[20:40], tmp_path)
     index = open_index(DATA, tmp_path)
     gone = tmp_path / index.training.name(3)
     gone.unlink()
-    (fault,) = doctor.examine(index, DATA, 2)
+    (fault,) = check.examine(index, DATA, 2)
     assert (fault.image, fault.kind, fault.reason) == (3, "cannot be read", "cannot be read: No such file or directory")
 
 
 def test_a_read_that_fails_once_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_PAUSE", 0)
+    monkeypatch.setattr(check, "_PAUSE", 0)
     index = open_index(DATA, write_folder(PICTURES[20:40], tmp_path))
     failed: set[Path] = set()
 
@@ -143,20 +143,20 @@ def test_a_read_that_fails_once_is_no_fault(tmp_path: Path, monkeypatch: pytest.
             raise DataError(f"{path}: cannot be read: for now")
         return read_bytes(path, offset, length)
 
-    monkeypatch.setattr(doctor, "read_bytes", read)
-    assert list(doctor.examine(index, DATA, 1)) == []
+    monkeypatch.setattr(check, "read_bytes", read)
+    assert list(check.examine(index, DATA, 1)) == []
     assert len(failed) == 20
 
 
 def test_turned_images_are_judged_turned_where_the_data_say_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, boxes = DATA.model_copy(update={"orientation": "honour"}), []
+    data, boxes = DATA.model_copy(update={"orientation": "honor"}), []
 
     def decode(encoded: bytes, flags: int, width: int, height: int, box: Any, *rest: Any, turn: bool) -> None:
         boxes.append((turn, bool(flags & Flag.ACROSS), (width, height), tuple(box[2:])))
         decode_into(encoded, flags, width, height, box, *rest, turn=turn)
 
-    monkeypatch.setattr(doctor, "decode_into", decode)
-    assert len(list(doctor.examine(open_index(data, folder), data, 1))) == 3
+    monkeypatch.setattr(check, "decode_into", decode)
+    assert len(list(check.examine(open_index(data, folder), data, 1))) == 3
     assert [across for _, across, _, _ in boxes].count(True) == 1
     for turn, across, size, box in boxes:
         assert turn
@@ -165,19 +165,19 @@ def test_turned_images_are_judged_turned_where_the_data_say_so(folder: Path, mon
 
 def test_images_with_the_key_and_label_of_another_are_counted() -> None:
     rows = [{"label": label} for label in (0, 0, 1, 1, 1, 1)]
-    assert doctor.repeated(table_of(*rows, keys=["a", "a", "a", "b", "b", "b"])) == 3
-    assert doctor.repeated(table_of(*rows, keys=["a", "b", "c", "d", "e", "f"])) == 0
-    assert doctor.repeated(table_of()) == 0
+    assert check.repeated(table_of(*rows, keys=["a", "a", "a", "b", "b", "b"])) == 3
+    assert check.repeated(table_of(*rows, keys=["a", "b", "c", "d", "e", "f"])) == 0
+    assert check.repeated(table_of()) == 0
 
 
 def test_classes_are_counted_without_labels_that_are_none() -> None:
     table = table_of(*({"label": label} for label in (2, 0, 2, -1, 3, 99)))
     index = Index("folder", Path(), ("a", "b", "c"), table, table_of())
-    assert doctor.images_of(index, table).tolist() == [1, 0, 2]
+    assert check.images_of(index, table).tolist() == [1, 0, 2]
 
 
 def test_a_survey_says_what_there_is(folder: Path) -> None:
-    found = doctor.survey(open_index(DATA, folder))
+    found = check.survey(open_index(DATA, folder))
     assert (found["format"], found["training images"], found["validation images"]) == ("folder", 55, 5)
     assert found["classes"] == 4
     assert found["bytes"] == sum(len(picture.bytes) for picture in PICTURES)
@@ -198,7 +198,7 @@ def test_a_survey_says_what_there_is(folder: Path) -> None:
 def test_a_survey_tells_tiles_and_wrong_labels() -> None:
     tiled = {"flags": Flag.JPEG | Flag.SEQUENTIAL | Flag.TILED, "width": 9, "height": 5, "length": 3_000_000_000}
     table = table_of(tiled, tiled, {"flags": Flag.OTHER_LABEL, "width": 1, "height": 1, "objects": 2})
-    found = doctor.survey(Index("pack", Path("x"), ("a",), table, table_of({"flags": Flag.UNREADABLE})))
+    found = check.survey(Index("pack", Path("x"), ("a",), table, table_of({"flags": Flag.UNREADABLE})))
     assert found["encodings"]["JPEG in tiles"] == 2
     assert found["encodings"]["sequential JPEG"] == 0
     assert found["encodings"]["no image header"] == 1
@@ -214,7 +214,7 @@ SMALL_TILES = table_of(*3 * [{"flags": Flag.JPEG | Flag.SEQUENTIAL | Flag.TILED,
 
 
 def remedies(table: Table, cores: int, *words: str) -> str:
-    said = doctor.advice(plan_of(*words), 0.38, 410.4, table, cores)
+    said = check.advice(plan_of(*words), 0.38, 410.4, table, cores)
     assert said is not None
     assert said.startswith("38% of the time is spent waiting for images (410 images/s with on.loader_threads=")
     assert said.endswith("; paceline bench data measures it")
@@ -235,27 +235,27 @@ def test_advice_names_only_what_is_not_done_yet() -> None:
 
 def test_advice_names_the_accelerator_only_where_it_can_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = ["on.device=cuda", "on.loader_threads=4", "on.replicas=1"]
-    monkeypatch.setattr(doctor, "has_torchvision", lambda: True)
+    monkeypatch.setattr(check, "has_torchvision", lambda: True)
     assert remedies(SMALL_TILES, 4, *cuda) == "what may help: on.decoder=gpu"
     assert remedies(SMALL_TILES, 4, "on.loader_threads=4") == "more cores would help"
     assert remedies(SMALL_TILES, 4, *cuda, "augment.python=mine:change") == "more cores would help"
     assert remedies(JPEGS, 4, *cuda, "on.decoder=gpu").startswith("what may help: a smaller pack")  # not by tiles
     assert remedies(SMALL_TILES, 4, *cuda, "on.decoder=gpu") == "more cores would help"
-    monkeypatch.setattr(doctor, "has_torchvision", lambda: False)
+    monkeypatch.setattr(check, "has_torchvision", lambda: False)
     assert remedies(SMALL_TILES, 4, *cuda) == "more cores would help"
 
 
 def test_little_waiting_and_data_without_files_need_no_advice() -> None:
-    assert doctor.advice(plan_of(), 0.2, 410, JPEGS, 4) is None
-    assert doctor.advice(plan_of(), 0.201, 410, JPEGS, 4) is not None
-    assert doctor.advice(make_plan(), 0.9, 410, JPEGS, 4) is None
+    assert check.advice(plan_of(), 0.2, 410, JPEGS, 4) is None
+    assert check.advice(plan_of(), 0.201, 410, JPEGS, 4) is not None
+    assert check.advice(make_plan(), 0.9, 410, JPEGS, 4) is None
 
 
 def test_waiting_is_said_once_and_after_a_whole_interval_that_is_not_the_first(folder: Path) -> None:
     def report(step: int, waiting: float = 0.5) -> dict[str, float]:
         return {"step": step, "waiting": waiting, "images_per_second": 100.0}
 
-    watch = doctor.Watch(plan_of(), folder, 64)
+    watch = check.Watch(plan_of(), folder, 64)
     assert watch.heard(report(2)) is None
     assert watch.heard(report(4, waiting=0.1)) is None
     assert watch.heard(report(5)) is None  # a part of an interval, as at the end
@@ -270,7 +270,7 @@ def test_the_limit_is_what_takes_the_most_time() -> None:
     assert Rates(2, read=1e4, decode=500, whole=400).limit == "decode"
     assert Rates(2, read=1e2, decode=90, whole=80).limit == "reading"
     assert Rates(2, read=1e4, decode=5000, whole=400).limit == "crop and resize"
-    assert rates.best([Rates(2, 1, 5, 3), Rates(2, 2, 4, 6)]) == Rates(2, 2, 5, 6)
+    assert measure.best([Rates(2, 1, 5, 3), Rates(2, 2, 4, 6)]) == Rates(2, 2, 5, 6)
 
 
 @pytest.fixture(scope="module")
@@ -298,8 +298,8 @@ def test_a_sample_has_no_image_without_a_class(tmp_path: Path) -> None:
 
 def test_a_sample_is_measured_on_the_loaders_own_way(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = []
-    monkeypatch.setattr(rates, "decode_into", lambda *given, **_: decoded.append((given[4], given[7].shape)))
-    found = rates.measure(sample, threads=2, seconds=0.001)
+    monkeypatch.setattr(measure, "decode_into", lambda *given, **_: decoded.append((given[4], given[7].shape)))
+    found = measure.measure(sample, threads=2, seconds=0.001)
     assert found.threads == 2
     assert min(found.read, found.decode, found.whole) > 0
     assert all(shape == (*box[2:], 3) for box, shape in decoded)  # so that nothing is resized
@@ -323,10 +323,10 @@ def test_a_packed_sample_is_the_same_images_in_tiles(sample: Sample, tmp_path: P
     assert [*theirs.keys] == [*mine.keys]
     assert theirs.rows["label"].tolist() == mine.rows["label"].tolist()
     assert np.count_nonzero(theirs.rows["flags"] & Flag.TILED) > 12
-    assert rates.loader_rate(packed, 1, 0.001, CPU) > 0
-    presets = [(bench.PACK, None), (bench.PRESET, Smaller())]
-    assert bench._presets(sample) == presets
-    assert bench._presets(packed) == presets[1:]
+    assert measure.loader_rate(packed, 1, 0.001, CPU) > 0
+    presets = [(bench_data.PACK, None), (bench_data.PRESET, Smaller())]
+    assert bench_data._presets(sample) == presets
+    assert bench_data._presets(packed) == presets[1:]
 
 
 @pytest.mark.skipif(not available(), reason="packing without loss needs libjpeg")
@@ -334,20 +334,20 @@ def test_a_pack_is_judged_as_its_source_is(folder: Path, tmp_path: Path) -> None
     index = open_index(DATA, folder)
     packed = Sample.of(plan_of(), index, 55, tmp_path / "few").packed(tmp_path / "pack", None, processes=1)
     same = Index("pack", packed.folder, index.classes, packed.open()[0].table, table_of())
-    found = [*doctor.examine(same, DATA, 1)]
-    assert keys_of(same, found) == keys_of(index, [*doctor.examine(index, DATA, 1)])
+    found = [*check.examine(same, DATA, 1)]
+    assert keys_of(same, found) == keys_of(index, [*check.examine(index, DATA, 1)])
     assert len(found) == 3
-    assert doctor.survey(same)["encodings"]["JPEG in tiles"] > 40
+    assert check.survey(same)["encodings"]["JPEG in tiles"] > 40
 
 
 @pytest.mark.long
 def test_more_workers_than_threads_are_processes(sample: Sample) -> None:
-    found = rates.measure(sample, threads=MOST_THREADS + 1, seconds=0.01)
+    found = measure.measure(sample, threads=MOST_THREADS + 1, seconds=0.01)
     assert min(found.read, found.decode, found.whole) > 0
 
 
 def test_transfer_counts_images() -> None:
-    assert rates.transfer_rate(plan_of(), CPU, 0.001) > 0
+    assert measure.transfer_rate(plan_of(), CPU, 0.001) > 0
 
 
 @pytest.mark.parametrize(
@@ -355,12 +355,12 @@ def test_transfer_counts_images() -> None:
     [(1, 1, [1]), (2, 2, [1, 2]), (6, 4, [1, 2, 4, 6]), (16, 5, [1, 5, 8, 16]), (4, 16, [1, 2, 4, 16])],
 )
 def test_one_half_and_all_of_the_cores_are_measured(cores: int, threads: int, counts: list[int]) -> None:
-    assert bench.sweep(cores, threads) == counts
+    assert bench_data.sweep(cores, threads) == counts
 
 
 def test_a_busy_machine_is_warned_of() -> None:
-    assert "load 4.3 on 2 cores" in bench.busy(4.3, 2)
-    assert bench.busy(0.4, 2) == ""
+    assert "load 4.3 on 2 cores" in bench_data.busy(4.3, 2)
+    assert bench_data.busy(0.4, 2) == ""
 
 
 def rates_row(what: str, threads: int, whole: float, limit: str | None = "decode") -> dict[str, Any]:
@@ -369,22 +369,23 @@ def rates_row(what: str, threads: int, whole: float, limit: str | None = "decode
 
 def test_the_sentence_names_the_limit_and_what_was_measured_to_help() -> None:
     rows = [
-        rates_row(bench.AS_IT_IS, 1, 210), rates_row(bench.AS_IT_IS, 2, 410), rates_row(bench.PACK, 2, 861),
-        rates_row(bench.PRESET, 2, 1394), rates_row(bench.DEVICE, 2, 4100, None),
+        rates_row(bench_data.AS_IT_IS, 1, 210), rates_row(bench_data.AS_IT_IS, 2, 410),
+        rates_row(bench_data.PACK, 2, 861),
+        rates_row(bench_data.PRESET, 2, 1394), rates_row(bench_data.DEVICE, 2, 4100, None),
     ]  # fmt: skip
-    facts = {"rates": rows, "threads": 2, "limit": "decode", "transfer": None, "remedies": bench.remedies(rows, 2)}
-    assert bench.sentence(facts) == (
+    facts = {"rates": rows, "threads": 2, "limit": "decode", "transfer": None, "remedies": bench_data.remedies(rows, 2)}
+    assert bench_data.sentence(facts) == (
         "decode limits: 410 images/s on 2 threads; a pack would give 2.1x, "
         "a pack with --max-side 500 --quality 90 would give 3.4x, on.decoder=gpu would give 10.0x"
     )
-    one = facts | {"threads": 1, "remedies": bench.remedies(rows[:2], 1)}
-    assert bench.sentence(one) == "decode limits: 210 images/s on 1 thread; on.loader_threads=2 would give 2.0x"
+    one = facts | {"threads": 1, "remedies": bench_data.remedies(rows[:2], 1)}
+    assert bench_data.sentence(one) == "decode limits: 210 images/s on 1 thread; on.loader_threads=2 would give 2.0x"
 
 
 def test_what_does_not_help_is_not_advised() -> None:
-    rows = [rates_row(bench.AS_IT_IS, 2, 410), rates_row(bench.PACK, 2, 420)]
-    facts = {"rates": rows, "threads": 2, "limit": "decode", "transfer": None, "remedies": bench.remedies(rows, 2)}
-    assert bench.sentence(facts).endswith("; nothing that was measured would give more")
+    rows = [rates_row(bench_data.AS_IT_IS, 2, 410), rates_row(bench_data.PACK, 2, 420)]
+    facts = {"rates": rows, "threads": 2, "limit": "decode", "transfer": None, "remedies": bench_data.remedies(rows, 2)}
+    assert bench_data.sentence(facts).endswith("; nothing that was measured would give more")
     rows[1]["whole"] = 4000
-    slow = facts | {"limit": "transfer", "transfer": 99.0, "remedies": bench.remedies(rows, 2)}
-    assert bench.sentence(slow) == ("transfer limits: 99 images/s; nothing that was measured would give more")
+    slow = facts | {"limit": "transfer", "transfer": 99.0, "remedies": bench_data.remedies(rows, 2)}
+    assert bench_data.sentence(slow) == ("transfer limits: 99 images/s; nothing that was measured would give more")

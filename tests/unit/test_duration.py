@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from conftest import make_plan
-from paceline.duration import Duration, Rate, Rhythm
+from paceline.settings.duration import Duration, Rate, Rhythm
 
 
 @pytest.mark.parametrize(

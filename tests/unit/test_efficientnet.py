@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.architecture import EfficientNet
 from paceline.errors import PlanError
-from paceline.model.chance import Chances
+from paceline.model.dropout import Chances
 from paceline.model.efficientnet import efficientnet_blocks
 from paceline.model.inverted import InvertedUnit, SqueezeExcite
+from paceline.model.layers import Head, MakeNorm
 from paceline.model.mobile_tables import Squeeze, round_channels, shape
 from paceline.model.norm import BatchNormAct, NormAct, ProxyNormAct
-from paceline.model.parts import Head, MakeNorm
-from paceline.recipe import BatchNorm, GroupNorm, NoNorm
+from paceline.settings.model import EfficientNet
+from paceline.settings.recipe import BatchNorm, GroupNorm, NoNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from files_made import clean_pictures, file_plan
-from paceline.data import encoded
-from paceline.data.encoded import QUARANTINE, Encoded, Quarantine, listed, open_splits
-from paceline.data.scan import open_index
-from paceline.dataset import Files
+from paceline.data.index.scan import open_index
+from paceline.data.load import image_files
+from paceline.data.load.image_files import QUARANTINE, Encoded, Quarantine, listed, open_splits
 from paceline.errors import INTERRUPTED, DataError, ReadFailed
+from paceline.settings.data import Files
 from pictures_made import split, write_folder, write_tars
 
 PICTURES = clean_pictures(40)
@@ -36,7 +36,7 @@ def tars(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts to read follow one another at once."""
-    monkeypatch.setattr(encoded, "PAUSES", (0.0,) * 5)
+    monkeypatch.setattr(image_files, "PAUSES", (0.0,) * 5)
 
 
 def opened(folder: Path, cache: int = 0) -> tuple[Encoded, Encoded]:
@@ -79,8 +79,8 @@ def test_a_read_that_fails_is_tried_again(folder: Path, times: int, monkeypatch:
 
 
 def test_attempts_wait_longer_and_longer_but_not_for_minutes() -> None:
-    assert list(encoded.PAUSES) == sorted(encoded.PAUSES)
-    assert 10 <= sum(encoded.PAUSES) <= 30
+    assert list(image_files.PAUSES) == sorted(image_files.PAUSES)
+    assert 10 <= sum(image_files.PAUSES) <= 30
 
 
 @pytest.mark.usefixtures("hasty")

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.data.formats import part_of, tfrecord
-from paceline.data.scan import open_index
-from paceline.data.table import Flag, Index
-from paceline.dataset import Files
+from paceline.data.index.formats import part_of, tfrecord
+from paceline.data.index.scan import open_index
+from paceline.data.index.table import Flag, Index
 from paceline.errors import DataError
+from paceline.settings.data import Files
 from pictures_made import class_name, make_pictures, member, tfrecord_record, write_tars, write_tfrecord
 
 PICTURES = [picture for picture in make_pictures(54, 4) if not picture.odd]

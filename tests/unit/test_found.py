@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from paceline.data import index
-from paceline.data.formats import IMAGE_ENDINGS
-from paceline.data.scan import open_index
-from paceline.data.table import Flag
-from paceline.dataset import Cifar, Files
+from paceline.data.index import locate
+from paceline.data.index.formats import IMAGE_ENDINGS
+from paceline.data.index.scan import open_index
+from paceline.data.index.table import Flag
 from paceline.errors import DataError
+from paceline.settings.data import Cifar, Files
 
 FORMS = {".jfif": "JPEG", ".jpe": "JPEG", ".tif": "TIFF", ".tiff": "TIFF", ".ppm": "PPM", ".pgm": "PPM",
          ".jp2": "JPEG2000", ".avif": "AVIF"}  # fmt: skip
@@ -59,19 +59,19 @@ PARTS = tuple(f"{part}/{name}/{part}{name}.jpg" for part in ("train", "val") for
 def test_images_in_the_folder_come_before_cifar_above_or_below_it(tmp_path: Path) -> None:
     cifar(tmp_path)
     folder = put(tmp_path / "mine", *PARTS)
-    data, found = index.locate(None, folder)
+    data, found = locate.locate(None, folder)
     assert isinstance(data, Files)
     assert (data.images, found) == (2, folder)
     cifar(folder / "other")
-    assert isinstance(index.locate(None, folder)[0], Files)
+    assert isinstance(locate.locate(None, folder)[0], Files)
     cifar(folder)
-    assert isinstance(index.locate(None, folder)[0], Cifar)
+    assert isinstance(locate.locate(None, folder)[0], Cifar)
 
 
 def test_cifar_below_comes_before_cifar_above(tmp_path: Path) -> None:
     cifar(tmp_path)
     below = cifar(tmp_path / "mine" / "cifar-10-batches-bin")
-    assert index.locate(None, tmp_path / "mine") == (Cifar(name="cifar10"), below)
+    assert locate.locate(None, tmp_path / "mine") == (Cifar(name="cifar10"), below)
 
 
 @pytest.mark.parametrize("locked", ["private", "lost+found"])
@@ -83,7 +83,7 @@ def test_a_folder_that_may_not_be_looked_into_is_passed_over(
     refuse(monkeypatch, os, "stat", lambda path: f"{locked}/" in str(path))
     if locked == "lost+found":
         refuse(monkeypatch, os, "scandir", lambda path: str(path).endswith(locked))
-    assert index.locate(None, folder) == (Cifar(name="cifar10"), folder / "zoo")
+    assert locate.locate(None, folder) == (Cifar(name="cifar10"), folder / "zoo")
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, locked: Callable[[Any], bool]) -> None:
@@ -131,7 +131,7 @@ def test_a_compressed_archive_beside_class_folders_is_left_out_and_noted(tmp_pat
     assert found.notes == ("2 files were left out: 1 .gz, 1 .tgz",)
 
 
-def test_an_unlabelled_test_part_is_left_out_by_naming_the_training_part(tmp_path: Path) -> None:
+def test_an_unlabeled_test_part_is_left_out_by_naming_the_training_part(tmp_path: Path) -> None:
     put(tmp_path, "train/cat/1.jpg", "train/dog/2.jpg", "test/3.jpg")
     with pytest.raises(DataError, match=rf"or leave them out: --data {tmp_path}/train data\.validation=10%"):
         open_index(files(), tmp_path)
@@ -141,10 +141,10 @@ def test_a_folder_one_level_too_high_says_what_is_meant(tmp_path: Path) -> None:
     put(tmp_path / "high" / "dataset", *PARTS)
     for wanted in (None, files()):
         with pytest.raises(DataError, match=rf"; did you mean --data {tmp_path}/high/dataset\?$"):
-            index.locate(wanted, tmp_path / "high")
+            locate.locate(wanted, tmp_path / "high")
     put(tmp_path / "high" / "other", *PARTS)
     with pytest.raises(DataError, match=r"; did you mean one of the folders in it: dataset, other\?$"):
-        index.locate(None, tmp_path / "high")
+        locate.locate(None, tmp_path / "high")
 
 
 def test_class_folders_with_parts_of_their_own_are_data_sets(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_class_folders_with_parts_of_their_own_are_data_sets(tmp_path: Path) -> 
 
 def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:
     put(tmp_path, "train/cat/1.jpg", "val/cat/2.jpg")
-    with pytest.raises(DataError, match="all images are of one class, 'cat', so nothing can be learnt; add another"):
-        index.locate(None, tmp_path)
+    with pytest.raises(DataError, match="all images are of one class, 'cat', so nothing can be learned; add another"):
+        locate.locate(None, tmp_path)
     put(tmp_path / "high", "pets/cat/1.jpg", "pets/dog/2.jpg", "pets/dog/3.jpg")
     with pytest.raises(DataError, match=rf"one class, 'pets', .*; did you mean --data {tmp_path}/high/pets\?"):
-        index.locate(files(validation=0.5), tmp_path / "high")
+        locate.locate(files(validation=0.5), tmp_path / "high")

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.architecture import GoogLeNet
 from paceline.model.branches import Auxiliary, Branches
-from paceline.model.chance import Dropout
+from paceline.model.dropout import Dropout
 from paceline.model.googlenet import googlenet_blocks
+from paceline.model.layers import MakeNorm
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
-from paceline.model.parts import MakeNorm
-from paceline.recipe import BatchNorm, NoNorm
+from paceline.settings.model import GoogLeNet
+from paceline.settings.recipe import BatchNorm, NoNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from PIL import Image
 
-from paceline.data.header import START, look
-from paceline.data.table import Flag
+from paceline.data.index.image_header import START, look
+from paceline.data.index.table import Flag
 from pictures_made import Made, make_pictures
 
 PICTURES = make_pictures(60, 10)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from paceline import hint, shipped
-from paceline.command.job import addresses
+from paceline.job import addresses
+from paceline.settings import shipped, suggest
 
 NAMES = ["cifar10/resnet18", "images/resnet18", "imagenet/resnet50-lars", "imagenet/vgg16", "images/resnet50-finetune"]
 
 
-@pytest.mark.parametrize("word", sorted(hint.FOREIGN))
+@pytest.mark.parametrize("word", sorted(suggest.FOREIGN))
 def test_every_word_of_another_program_leads_to_an_address_that_is_there(word: str) -> None:
-    (address,) = hint.elsewhere(word, addresses())
-    assert address == hint.FOREIGN[word]
+    (address,) = suggest.elsewhere(word, addresses())
+    assert address == suggest.FOREIGN[word]
 
 
 @pytest.mark.parametrize(
     ("word", "found"),
     [
-        ("lr", ["optimiser.lr"]),
+        ("lr", ["optimizer.lr"]),
         ("epochs", ["epochs"]),
         ("augment.flip", ["augment.flip"]),
         ("precision", ["on.precision"]),
@@ -29,11 +29,11 @@ def test_every_word_of_another_program_leads_to_an_address_that_is_there(word: s
     ],
 )
 def test_a_word_is_looked_for_as_the_last_part_of_an_address(word: str, found: list[str]) -> None:
-    assert hint.elsewhere(word, addresses()) == found
+    assert suggest.elsewhere(word, addresses()) == found
 
 
 def test_what_another_program_calls_by_a_word_counts_only_where_it_is_known() -> None:
-    assert hint.elsewhere("batch_size", ["side", "labels"]) == []
+    assert suggest.elsewhere("batch_size", ["side", "labels"]) == []
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ def test_what_another_program_calls_by_a_word_counts_only_where_it_is_known() ->
     ],
 )
 def test_a_name_is_looked_for_by_any_part_of_it(word: str, said: str) -> None:
-    assert hint.nearest_name(word, NAMES) == said
+    assert suggest.nearest_name(word, NAMES) == said
 
 
 def test_of_many_names_that_fit_the_shortest_are_listed() -> None:
-    said = hint.nearest_name("resnet50", shipped.names("placements"))
+    said = suggest.nearest_name("resnet50", shipped.names("placements"))
     assert said.startswith("; there is resnet50-")
     assert said.count("resnet50") == 6
     assert said.endswith(", ...")
@@ -70,4 +70,4 @@ def test_of_many_names_that_fit_the_shortest_are_listed() -> None:
     ],
 )
 def test_a_value_is_suggested_by_meaning_before_spelling(word: str, choices: list[str], said: str) -> None:
-    assert hint.nearest_value(word, choices) == said
+    assert suggest.nearest_value(word, choices) == said

@@ -21,7 +21,7 @@ UNKEYED_CALLS = re.compile(
 )
 
 
-BORROWED = {"model/outside.py": ["torch.random", "torch.manual_seed"]}
+BORROWED = {"model/external.py": ["torch.random", "torch.manual_seed"]}
 """A network of another package draws its first weights from torch's generator: there it is seeded by the recipe, and
 put back afterwards."""
 
@@ -124,7 +124,7 @@ def test_every_random_number_is_keyed() -> None:
 
 
 def test_the_borrowed_generator_is_put_back() -> None:
-    source = (SOURCE / "model/outside.py").read_text()
+    source = (SOURCE / "model/external.py").read_text()
     forks = [
         ast.unparse(node)
         for node in ast.walk(ast.parse(source))
@@ -135,11 +135,11 @@ def test_the_borrowed_generator_is_put_back() -> None:
 
 
 def test_the_training_loop_is_under_80_lines() -> None:
-    assert len((SOURCE / "train" / "loop.py").read_text().splitlines()) < 80
+    assert len((SOURCE / "training" / "loop.py").read_text().splitlines()) < 80
 
 
 def test_the_rules_see_every_file() -> None:
-    assert {"keyed.py", "world.py", "train/loop.py", "model/resnet.py"} <= {name_of(path) for path in FILES}
+    assert {"keyed.py", "world.py", "training/loop.py", "model/resnet.py"} <= {name_of(path) for path in FILES}
 
 
 @pytest.mark.parametrize(

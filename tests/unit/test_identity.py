@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from files_made import clean_pictures, every_pitfall, file_plan, write_every_format
-from paceline import checkpoint, spec
-from paceline.command.job import Job, plan_job
+from paceline import checkpoint
 from paceline.command.resume import stored_job
 from paceline.command.train import prepare_folder
-from paceline.data.identity import IDENTITY, keep_identity
-from paceline.dataset import Files
+from paceline.data.index.fingerprint import IDENTITY, keep_identity
 from paceline.errors import DataError, RunError, SpecError
+from paceline.job import Job, plan_job
 from paceline.record import Run, stored_plan
+from paceline.settings import build
+from paceline.settings.data import Files
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def sources(tmp_path: Path) -> Path:
 
 def job_of(data: Path, *words: str) -> Job:
     plan = file_plan(data, *words)
-    tree = spec.Tree({}, {(): "test"})
+    tree = build.Tree({}, {(): "test"})
     return plan_job("test", plan.recipe, plan.placement, data, tree, tree)
 
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.architecture import InceptionV3
-from paceline.model.chance import Dropout
+from paceline.model.dropout import Dropout
 from paceline.model.inception3 import inception3_blocks
+from paceline.model.layers import MakeNorm
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
-from paceline.model.parts import MakeNorm
-from paceline.recipe import BatchNorm, NoNorm
+from paceline.settings.model import InceptionV3
+from paceline.settings.recipe import BatchNorm, NoNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.architecture import InceptionV4
 from paceline.model.branches import Branches
-from paceline.model.chance import Dropout
+from paceline.model.dropout import Dropout
 from paceline.model.inception4 import inception4_blocks
+from paceline.model.layers import Head, MakeNorm
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
-from paceline.model.parts import Head, MakeNorm
-from paceline.recipe import BatchNorm
+from paceline.settings.model import InceptionV4
+from paceline.settings.recipe import BatchNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

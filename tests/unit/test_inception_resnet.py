@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.architecture import InceptionResNetV2
-from paceline.model.chance import Dropout
+from paceline.model.dropout import Dropout
 from paceline.model.inception_resnet import Residual, inception_resnet_blocks
+from paceline.model.layers import Head, MakeNorm
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
-from paceline.model.parts import Head, MakeNorm
-from paceline.recipe import BatchNorm
+from paceline.settings.model import InceptionResNetV2
+from paceline.settings.recipe import BatchNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

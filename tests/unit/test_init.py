@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from conftest import make_recipe
-from paceline import architecture
-from paceline.architecture import Model
-from paceline.dataset import Facts
 from paceline.model.build import build_network
-from paceline.model.init import initialise, published
+from paceline.model.init import initialize, published
 from paceline.model.norm import NormAct
 from paceline.model.resnet import Unit
-from paceline.recipe import Init
+from paceline.settings import model
+from paceline.settings.data import Facts
+from paceline.settings.model import Model
+from paceline.settings.recipe import Init
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,19 +28,19 @@ GOLDEN = "236b53c0c0ddf15766ceeabc84d716f024fb6d083ab45bcfbd81a0a4e2c22f0b"
 
 
 PUBLISHED: dict[type[Model], tuple[str, str, str]] = {
-    architecture.AlexNet: ("alexnet", "uniform-fan-in", "uniform-fan-in"),
-    architecture.Vgg: ("vgg11-bn", "he-fan-out", "normal-0.01"),
-    architecture.ResNet: ("resnet18", "he-fan-out", "uniform-fan-in"),
-    architecture.CifarResNet: ("resnet20", "he-fan-out", "uniform-fan-in"),
-    architecture.ResNeXt: ("resnext50", "he-fan-out", "uniform-fan-in"),
-    architecture.CifarResNeXt: ("resnext29", "he-fan-out", "uniform-fan-in"),
-    architecture.GoogLeNet: ("googlenet", "normal-0.01", "normal-0.01"),
-    architecture.InceptionV3: ("inception-v3", "normal-0.1", "normal-0.1"),
-    architecture.InceptionV4: ("inception-v4", "uniform-fan-in", "uniform-fan-in"),
-    architecture.InceptionResNetV2: ("inception-resnet-v2", "uniform-fan-in", "uniform-fan-in"),
-    architecture.EfficientNet: ("efficientnet-b0", "he-fan-out", "uniform-fan-out"),
-    architecture.MobileNetV2: ("mobilenet-v2", "he-fan-out", "normal-0.01"),
-    architecture.MobileNetV3: ("mobilenet-v3-small", "he-fan-out", "normal-0.01"),
+    model.AlexNet: ("alexnet", "uniform-fan-in", "uniform-fan-in"),
+    model.Vgg: ("vgg11-bn", "he-fan-out", "normal-0.01"),
+    model.ResNet: ("resnet18", "he-fan-out", "uniform-fan-in"),
+    model.CifarResNet: ("resnet20", "he-fan-out", "uniform-fan-in"),
+    model.ResNeXt: ("resnext50", "he-fan-out", "uniform-fan-in"),
+    model.CifarResNeXt: ("resnext29", "he-fan-out", "uniform-fan-in"),
+    model.GoogLeNet: ("googlenet", "normal-0.01", "normal-0.01"),
+    model.InceptionV3: ("inception-v3", "normal-0.1", "normal-0.1"),
+    model.InceptionV4: ("inception-v4", "uniform-fan-in", "uniform-fan-in"),
+    model.InceptionResNetV2: ("inception-resnet-v2", "uniform-fan-in", "uniform-fan-in"),
+    model.EfficientNet: ("efficientnet-b0", "he-fan-out", "uniform-fan-out"),
+    model.MobileNetV2: ("mobilenet-v2", "he-fan-out", "normal-0.01"),
+    model.MobileNetV3: ("mobilenet-v3-small", "he-fan-out", "normal-0.01"),
 }
 """A network of each family, and how its convolutions and dense layers start."""
 SPREADS: dict[str, Callable[[int, int], float]] = {
@@ -56,7 +56,7 @@ SPREADS: dict[str, Callable[[int, int], float]] = {
 def network(*words: str, seed: int = 0) -> nn.Sequential:
     recipe = make_recipe(*words)
     built = build_network(recipe, FACTS)
-    initialise(built, published(recipe.init, recipe.model), seed)
+    initialize(built, published(recipe.init, recipe.model), seed)
     return built
 
 
@@ -75,7 +75,7 @@ def network(*words: str, seed: int = 0) -> nn.Sequential:
 )
 def test_convolutions_start_with_the_spread_of_their_kind(kind: str, spread: float, limit: float | None) -> None:
     conv = nn.Conv2d(32, 48, 3).double()
-    initialise(conv, Init.model_validate({"conv": kind}), seed=0)
+    initialize(conv, Init.model_validate({"conv": kind}), seed=0)
     weight = conv.weight.detach()
     close = 5 / math.sqrt(weight.numel())
     assert abs(weight.mean()) < close * spread
@@ -90,7 +90,7 @@ def test_convolutions_start_with_the_spread_of_their_kind(kind: str, spread: flo
 @pytest.mark.parametrize(("groups", "fan"), [(1, 48 * 9), (16, 2 * 9), (2, 16 * 9)])
 def test_mixed_he_goes_by_the_inputs_where_a_convolution_is_grouped(groups: int, fan: int) -> None:
     conv = nn.Conv2d(32, 48, 3, groups=groups)
-    initialise(conv, Init(conv="he-mixed"), seed=0)
+    initialize(conv, Init(conv="he-mixed"), seed=0)
     weight = conv.weight.detach()
     assert weight.std() == pytest.approx(math.sqrt(2 / fan), rel=5 / math.sqrt(weight.numel()))
 
@@ -117,7 +117,7 @@ def test_every_family_starts_as_it_was_published(family: type[Model]) -> None:
         biased = [part for part in layers if part.bias is not None]
         chosen = {id(part): part for part in (layers[0], layers[-1], *biased[:1], *biased[-1:])}
         for part in chosen.values():
-            initialise(part, init, seed=0)
+            initialize(part, init, seed=0)
             outputs, inputs, *window = part.weight.shape
             spread = SPREADS[start](inputs * math.prod(window), outputs * math.prod(window))
             found = part.weight.detach().square().mean().sqrt()
@@ -129,7 +129,7 @@ def test_every_family_starts_as_it_was_published(family: type[Model]) -> None:
 
 
 def test_every_family_of_ours_is_in_the_table_of_starts() -> None:
-    assert {*PUBLISHED, architecture.Outside} == set(typing.get_args(Model))
+    assert {*PUBLISHED, model.Outside} == set(typing.get_args(Model))
 
 
 @pytest.mark.parametrize("name", [name for name, _, _ in PUBLISHED.values()])
@@ -156,7 +156,7 @@ def test_the_classifier_starts_with_the_spread_of_its_kind(
     kind: str, spread: float, limit: float | None, random_bias: bool
 ) -> None:
     dense = nn.Linear(200, 50).double()
-    initialise(dense, Init.model_validate({"dense": kind}), seed=0)
+    initialize(dense, Init.model_validate({"dense": kind}), seed=0)
     weight, bias = dense.weight.detach(), dense.bias.detach()
     assert weight.square().mean().sqrt() == pytest.approx(spread, rel=5 / math.sqrt(weight.numel()))
     largest = float(weight.abs().max()) / spread
@@ -187,14 +187,14 @@ def test_weights_do_not_depend_on_torch_s_own_random_state_or_memory_order() -> 
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.fill_(float("nan"))
-    initialise(other, published(make_recipe().init, make_recipe().model), 0)
+    initialize(other, published(make_recipe().init, make_recipe().model), 0)
     for name, parameter in one.named_parameters():
         assert torch.equal(parameter, dict(other.named_parameters())[name])
 
 
 def test_float32_weights_are_the_float64_ones_rounded() -> None:
     narrow, wide = network(), build_network(make_recipe(), FACTS).double()
-    initialise(wide, published(make_recipe().init, make_recipe().model), 0)
+    initialize(wide, published(make_recipe().init, make_recipe().model), 0)
     for name, parameter in narrow.named_parameters():
         assert torch.equal(parameter, dict(wide.named_parameters())[name].float())
 
@@ -226,7 +226,7 @@ def test_zero_gamma_starts_the_norms_of_its_roles_at_zero(
     for part in built.modules():
         if isinstance(part, NormAct):
             part.to_empty(device="cpu")
-            initialise(part, recipe.init, 0)
+            initialize(part, recipe.init, 0)
     units = [part for part in built.modules() if isinstance(part, Unit)]
     assert {unit.projects for unit in units} == {True, False}
     for unit in units:

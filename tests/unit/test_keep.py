@@ -11,7 +11,7 @@ import pytest
 from conftest import make_plan
 from paceline import checkpoint
 from paceline.record import Row, Run
-from paceline.train import keep
+from paceline.training import save
 
 SAVED = [0, 6, 12, 18, 24, 30, 36]
 
@@ -42,13 +42,13 @@ def test_the_newest_the_best_and_one_of_each_stretch_stay(
 ) -> None:
     plan = make_plan("epochs=6", *words)
     assert plan.steps == 36
-    assert keep.to_keep(plan, SAVED, rows) == kept
+    assert save.to_keep(plan, SAVED, rows) == kept
 
 
 @pytest.fixture
 def state(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A state that is nothing but a step."""
-    monkeypatch.setattr(keep, "to_files", lambda state: {"state.json": str(state.step).encode()})
+    monkeypatch.setattr(save, "to_files", lambda state: {"state.json": str(state.step).encode()})
     return SimpleNamespace(step=0)
 
 
@@ -56,13 +56,13 @@ def test_saving_writes_the_step_and_prunes_the_rest(tmp_path: Path, state: Any) 
     plan = make_plan("epochs=6", "on.keep_last=2")
     run = Run(tmp_path, writer=True)
     for state.step in (0, 6, 12, 18):
-        keep.save(plan, run, state)
+        save.save(plan, run, state)
     assert checkpoint.saved_steps(run.checkpoints) == [12, 18]
     run.close()
 
 
 def test_only_the_writer_saves(tmp_path: Path, state: Any) -> None:
-    keep.save(make_plan(), Run(tmp_path, writer=False), state)
+    save.save(make_plan(), Run(tmp_path, writer=False), state)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,7 +77,7 @@ def test_what_was_just_saved_stays_beside_damaged_checkpoints_of_later_steps(
         checkpoint.write(run.checkpoints, step, {"state.json": b"{}"})
         (run.checkpoints / checkpoint.name_of(step) / "state.json").write_bytes(b"damaged")
     state.step = 15
-    keep.save(plan, run, state)
+    save.save(plan, run, state)
     run.close()
     found = [step for step, files in checkpoint.newest(run.checkpoints) if isinstance(files, dict)]
     assert found == [15]

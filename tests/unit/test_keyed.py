@@ -1,4 +1,4 @@
-"""The keyed generator: published answers, even spread, independence of neighbours, and exact normal numbers."""
+"""The keyed generator: published answers, even spread, independence of neighbors, and exact normal numbers."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_uniforms_reach_both_ends_and_never_1() -> None:
         ({"word": 2}, {"word": 3}),
     ],
 )
-def test_neighbouring_streams_are_not_correlated(this: dict[str, int], that: dict[str, int]) -> None:
+def test_neighboring_streams_are_not_correlated(this: dict[str, int], that: dict[str, int]) -> None:
     correlation = float(np.corrcoef(shares(**this), shares(**that))[0, 1])
     assert abs(correlation) < 5 / math.sqrt(MANY)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data.labels import read_labels
-from paceline.dataset import Files
+from paceline.data.index.labels import read_labels
 from paceline.errors import DataError
+from paceline.settings.data import Files
 
 
 def read(folder: Path, text: str, name: str = "labels.csv") -> dict[str, str | int] | None:

@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 from conftest import make_plan
 from paceline import keyed
-from paceline.data import augment, loader
-from paceline.data.batches import AHEAD, Loader, MicroBatch, ahead
-from paceline.data.loader import Host, Resident, Synthetic, open_loader
-from paceline.data.order import share, training_order
-from paceline.data.source import Source, Split, open_source
-from paceline.pictures import Augment
-from paceline.plan import Plan
-from paceline.recipe import Recipe
+from paceline.augment import crop
+from paceline.data.load import loader
+from paceline.data.load.arrays import Source, Split, open_source
+from paceline.data.load.batches import AHEAD, Loader, MicroBatch, ahead
+from paceline.data.load.loader import Host, Resident, Synthetic, open_loader
+from paceline.data.load.order import share, training_order
+from paceline.planning import Plan
+from paceline.settings.augment import Augment
+from paceline.settings.recipe import Recipe
 
 CPU = torch.device("cpu")
 SIDE, TRAINING, VALIDATION = 8, 96, 37
@@ -63,7 +64,7 @@ def naive(plan: Plan, position: int) -> tuple[NDArray[np.uint8], int]:
 
 def moved(recipe: Recipe, positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """The moves of positions, where it does not matter which images stand there."""
-    return augment.draw(recipe, positions, positions, positions * 0)
+    return crop.draw(recipe, positions, positions, positions * 0)
 
 
 def pixels_of(batch: MicroBatch) -> NDArray[np.uint8]:
@@ -161,10 +162,10 @@ def test_validation_images_come_once_and_unchanged(kind: type[Host], replicas: i
 
 def test_crops_of_arrays_and_tensors_have_the_same_pixels() -> None:
     recipe = make_plan("augment.pad=4").recipe
-    wide = augment.widen(SOURCE.training.pictures, recipe.augment)
+    wide = crop.widen(SOURCE.training.pictures, recipe.augment)
     numbers, moves = np.arange(40, 0, -1), moved(recipe, np.arange(1000, 1040, dtype=np.int64))
-    host = augment.crop(wide, numbers, moves, np.arange(SIDE))
-    device = augment.crop(*(torch.tensor(x) for x in (wide, numbers, moves, np.arange(SIDE))))
+    host = crop.crop(wide, numbers, moves, np.arange(SIDE))
+    device = crop.crop(*(torch.tensor(x) for x in (wide, numbers, moves, np.arange(SIDE))))
     assert np.array_equal(host, device.numpy())
 
 
@@ -204,7 +205,7 @@ def test_each_image_is_mirrored_in_every_other_epoch(kind: type[Host]) -> None:
 
 
 def test_pictures_without_a_border_are_not_copied() -> None:
-    assert augment.widen(SOURCE.training.pictures, Augment()) is SOURCE.training.pictures
+    assert crop.widen(SOURCE.training.pictures, Augment()) is SOURCE.training.pictures
 
 
 @pytest.mark.parametrize(
@@ -261,7 +262,7 @@ def test_a_fault_while_images_are_prepared_comes_through_the_loader(
 ) -> None:
     plan = make_plan()
     steps = kind(plan, SOURCE, 0, CPU).training(0)
-    monkeypatch.setattr(augment, "draw", lambda *given: 1 / 0)
+    monkeypatch.setattr(crop, "draw", lambda *given: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         next(steps)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline import keyed
 from paceline.model.loss import make_loss
-from paceline.recipe import Loss
+from paceline.settings.recipe import Loss
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

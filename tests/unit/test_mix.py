@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import make_plan, make_recipe
+from paceline.augment.mix import ROWS, Numbers, betas, draw
+from paceline.augment.mix_pixels import mix
 from paceline.command.verify import choose_layouts
-from paceline.data.mix import ROWS, Numbers, betas, draw
 from paceline.errors import PlanError
-from paceline.model.mixing import mix
-from paceline.recipe import Recipe
+from paceline.settings.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -93,7 +93,7 @@ def test_a_switch_gives_each_image_one_of_the_two() -> None:
     assert (rows[0][~cut] < 1).mean() > 0.99
 
 
-def test_pixels_and_labels_come_from_the_right_neighbours_in_the_right_amounts() -> None:
+def test_pixels_and_labels_come_from_the_right_neighbors_in_the_right_amounts() -> None:
     images = torch.arange(8.0, dtype=torch.float64)[:, None, None, None].expand(8, 1, 4, 4).clone()
     labels = torch.arange(8) * 10
     drawn = torch.zeros(len(ROWS), 8, dtype=torch.float64)
@@ -153,7 +153,7 @@ def test_a_switch_without_both_is_refused() -> None:
 @pytest.mark.parametrize(
     "words", [("norm=group",), ("norm_batch=4",), ("norm_batch=16", "mix.block=8"), ("global_batch=24", "norm_batch=8")]
 )
-def test_verify_finds_layouts_that_keep_neighbours_together(words: tuple[str, ...]) -> None:
+def test_verify_finds_layouts_that_keep_neighbors_together(words: tuple[str, ...]) -> None:
     settings = make_recipe("mix.mixup=0.2", *words)
     assert all(layout.micro_batch % settings.mix.block == 0 for layout in choose_layouts(settings))
     assert choose_layouts(settings)

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from paceline.architecture import MobileNetV2, MobileNetV3
 from paceline.model.inverted import InvertedUnit, SqueezeExcite
+from paceline.model.layers import Head, MakeNorm
 from paceline.model.mobile_tables import Squeeze, shape
 from paceline.model.mobilenet import Dense, mobilenet2_blocks, mobilenet3_blocks
 from paceline.model.norm import BatchNormAct, NormAct
-from paceline.model.parts import Head, MakeNorm
-from paceline.recipe import BatchNorm, GroupNorm
+from paceline.settings.model import MobileNetV2, MobileNetV3
+from paceline.settings.recipe import BatchNorm, GroupNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

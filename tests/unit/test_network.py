@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from conftest import make_plan
-from paceline.data.batches import MicroBatch
-from paceline.data.loader import open_loader
+from paceline.data.load.batches import MicroBatch
+from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError
 from paceline.model.build import build_network
-from paceline.model.chance import StochasticDepth
+from paceline.model.dropout import StochasticDepth
 from paceline.model.network import Network, recomputing
 from paceline.model.norm import BatchNormAct
 from paceline.model.whole import Whole
-from paceline.plan import Plan
-from paceline.train.loop import update
-from paceline.train.state import State, begin, fresh
-from paceline.train.wishes import Signals, Wishes
+from paceline.planning import Plan
+from paceline.training.loop import update
+from paceline.training.requests import Signals, Wishes
+from paceline.training.state import State, begin, fresh
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -159,7 +159,7 @@ def test_a_slice_of_a_network_is_a_network() -> None:
     ids=["stem", "stages", "all-but-head"],
 )  # fmt: skip
 def test_frozen_blocks_stand_still_through_training_and_the_others_move(names: str, still: tuple[str, ...]) -> None:
-    plan = make_plan(*CHANCY, "optimiser.lr=0.01", "weight_decay.rate=0.1", f"freeze={names}", "on.micro_batch=8")
+    plan = make_plan(*CHANCY, "optimizer.lr=0.01", "weight_decay.rate=0.1", f"freeze={names}", "on.micro_batch=8")
     state = make_state(plan)
     module = state.network.module
     before = snapshot(module)
@@ -167,7 +167,7 @@ def test_frozen_blocks_stand_still_through_training_and_the_others_move(names: s
     assert changed(module, before) == {name for name in before if not name.startswith(still)}
     assert all(torch.isfinite(value).all() for value in module.state_dict().values())
     moving = {name for name, parameter in module.named_parameters() if not name.startswith(still)}
-    assert {name.removesuffix(".momentum") for name in state.optimiser.tensors()} == moving
+    assert {name.removesuffix(".momentum") for name in state.optimizer.tensors()} == moving
 
 
 def test_frozen_blocks_get_no_gradients() -> None:
@@ -233,7 +233,7 @@ def test_a_freeze_of_everything_or_of_nothing_known_is_refused() -> None:
         make_plan("freeze=[stage9]")
 
 
-def learnt(whole: Whole, share: list[MicroBatch]) -> dict[str, Tensor]:
+def learned(whole: Whole, share: list[MicroBatch]) -> dict[str, Tensor]:
     """What one step's passes leave: the tally, every head's scores, every gradient and all norm statistics."""
     left: dict[str, Tensor] = {}
     forward = whole._forward
@@ -283,7 +283,7 @@ def test_computing_again_changes_no_bit(words: tuple[str, ...], recompute: str) 
     plain, again = (make_plan(*words, f"on.micro_batch={size}", *more) for more in ((), (f"on.recompute={recompute}",)))
     start, share = start_of(plain), next(shares(plain))
     assert len(share) == 2
-    one, other = learnt(make_whole(plain, start), share), learnt(make_whole(again, start), share)
+    one, other = learned(make_whole(plain, start), share), learned(make_whole(again, start), share)
     assert one.keys() == other.keys()
     assert {name for name, value in one.items() if not torch.equal(value, other[name])} == set()
     assert all(torch.isfinite(value).all() for value in one.values())

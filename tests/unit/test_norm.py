@@ -1,4 +1,4 @@
-"""Normalisation: torch's own numbers for one group, separate ones for ghost groups, statistics that move once."""
+"""Normalization: torch's own numbers for one group, separate ones for ghost groups, statistics that move once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from paceline import keyed
-from paceline.architecture import Activation
 from paceline.model.norm import BatchNormAct, GroupNormAct, NormAct, Statistics
+from paceline.settings.model import Activation
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -73,7 +73,7 @@ def test_one_group_is_torch_s_batch_norm_in_outputs_gradients_and_statistics() -
     assert close(norm(numbers("new", 4, CHANNELS, 2, 2)), reference(numbers("new", 4, CHANNELS, 2, 2)))
 
 
-def test_ghost_groups_are_separate_batch_norms_over_neighbours() -> None:
+def test_ghost_groups_are_separate_batch_norms_over_neighbors() -> None:
     norm, statistics = make_norm(4, passes=1, groups=3)
     x, weights = numbers("x", 12, CHANNELS, 3, 3), numbers("w", 12, CHANNELS, 3, 3)
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
@@ -237,7 +237,7 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 
 
 class Circle:
-    """Neighbours that are threads: what each brings is put together when all have come."""
+    """Neighbors that are threads: what each brings is put together when all have come."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -285,7 +285,7 @@ def test_a_group_across_replicas_is_one_batch_norm_over_all_their_images(count: 
 
     def work(replica: int) -> None:
         norm = made[replica][0]
-        norm.neighbours = circle.seat(replica)
+        norm.neighbors = circle.seat(replica)
         outputs[replica] = norm(ours[replica])
         (outputs[replica] * weights.split(size)[replica]).sum().backward()
 

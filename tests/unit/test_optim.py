@@ -1,4 +1,4 @@
-"""Optimisers against their formulas in float64, what weight decay leaves alone, and steps that are skipped."""
+"""Optimizers against their formulas in float64, what weight decay leaves alone, and steps that are skipped."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from optim_cases import BAD, FEW, GOOD, parameters, plan_of, steps
-from paceline.optim.build import build_optimiser, decays, group
-from paceline.optimisation import WeightDecay
+from paceline.optim.build import build_optimizer, decays, group
+from paceline.settings.optimizer import WeightDecay
 
 
 @pytest.mark.parametrize("divisor", [1.0, 3.0, 48.0])
 @pytest.mark.parametrize("decay", [0.0, 0.02])
 @pytest.mark.parametrize(
-    ("optimiser", "momentum", "nesterov"),
+    ("optimizer", "momentum", "nesterov"),
     [
         ("{name: sgd, lr: 1}", 0.0, False),
         ("{name: momentum, lr: 1}", 0.9, False),
@@ -24,10 +24,10 @@ from paceline.optimisation import WeightDecay
     ],
 )
 def test_every_step_is_its_formula(
-    optimiser: str, momentum: float, nesterov: bool, decay: float, divisor: float
+    optimizer: str, momentum: float, nesterov: bool, decay: float, divisor: float
 ) -> None:
     weights = parameters()
-    ours = build_optimiser(weights.items(), plan_of(optimiser, f"weight_decay.rate={decay}"))
+    ours = build_optimizer(weights.items(), plan_of(optimizer, f"weight_decay.rate={decay}"))
     expected = {name: weight.detach().clone() for name, weight in weights.items()}
     moved = {name: torch.zeros_like(weight) for name, weight in expected.items()}
     for summed, lr in zip(steps(weights, 6), (0.1, 0.2, 0.0, 0.05, 3.0, 0.1), strict=True):
@@ -46,13 +46,13 @@ def test_every_step_is_its_formula(
 
 
 def test_plain_descent_carries_nothing_from_step_to_step() -> None:
-    assert build_optimiser(parameters().items(), plan_of("{name: sgd, lr: 1}")).tensors() == {}
+    assert build_optimizer(parameters().items(), plan_of("{name: sgd, lr: 1}")).tensors() == {}
 
 
 def test_a_rate_of_zero_moves_no_weight_but_gathers_momentum() -> None:
     weights = parameters()
     before = {name: weight.detach().clone() for name, weight in weights.items()}
-    ours = build_optimiser(weights.items(), plan_of("{name: momentum, lr: 0}"))
+    ours = build_optimizer(weights.items(), plan_of("{name: momentum, lr: 0}"))
     for summed in steps(weights, 1):
         ours.step(0.0, torch.tensor(4.0), GOOD)
         assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
@@ -60,11 +60,11 @@ def test_a_rate_of_zero_moves_no_weight_but_gathers_momentum() -> None:
             assert torch.allclose(ours.tensors()[f"{name}.momentum"], gradient / 4, rtol=1e-12)
 
 
-@pytest.mark.parametrize("optimiser", ["{name: sgd, lr: 1}", "{name: momentum, lr: 1, nesterov: true}"])
-def test_a_bad_step_leaves_weights_and_momentum_alone(optimiser: str) -> None:
+@pytest.mark.parametrize("optimizer", ["{name: sgd, lr: 1}", "{name: momentum, lr: 1, nesterov: true}"])
+def test_a_bad_step_leaves_weights_and_momentum_alone(optimizer: str) -> None:
     weights = parameters()
-    ours = build_optimiser(
-        weights.items(), plan_of(optimiser, "weight_decay.rate=0.1", "weight_decay.skip_names=[norm]")
+    ours = build_optimizer(
+        weights.items(), plan_of(optimizer, "weight_decay.rate=0.1", "weight_decay.skip_names=[norm]")
     )
     for _ in steps(weights, 2):
         ours.step(0.1, torch.tensor(2.0), GOOD)
@@ -103,7 +103,7 @@ def test_weight_decay_leaves_out_what_it_is_told_to(names: str, dimensions: str,
     before = {name: weight.detach().clone() for name, weight in weights.items()}
     for weight in weights.values():
         weight.grad = torch.zeros_like(weight)
-    build_optimiser(weights.items(), plan).step(1.0, torch.tensor(1.0), GOOD)
+    build_optimizer(weights.items(), plan).step(1.0, torch.tensor(1.0), GOOD)
     for name, weight in weights.items():
         assert decays(plan.recipe.weight_decay, name, weight) == (name in decayed)
         assert torch.allclose(weight, before[name] * (0.75 if name in decayed else 1), rtol=1e-12)
@@ -115,11 +115,11 @@ def test_weight_decay_of_zero_pulls_at_nothing() -> None:
 
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.8, True)])
 def test_a_block_s_learning_rate_is_multiplied_by_its_factor(momentum: float, nesterov: bool) -> None:
-    optimiser = f"{{name: momentum, lr: 1, momentum: {momentum}, nesterov: {str(nesterov).lower()}}}"
+    optimizer = f"{{name: momentum, lr: 1, momentum: {momentum}, nesterov: {str(nesterov).lower()}}}"
     factors = {"conv": 0.1, "dense": 10.0, "norm": 1.0}
     words = ("weight_decay={rate: 0.02, skip_names: [bias]}", "lr_factors={conv: 0.1, dense: 10}")
     weights = parameters()
-    ours = build_optimiser(weights.items(), plan_of(optimiser, *words))
+    ours = build_optimizer(weights.items(), plan_of(optimizer, *words))
     expected = {name: weight.detach().clone() for name, weight in weights.items()}
     moved = {name: torch.zeros_like(weight) for name, weight in expected.items()}
     for summed in steps(weights, 3):
@@ -146,7 +146,7 @@ def test_parameters_are_grouped_by_decay_and_factor() -> None:
 def test_a_factor_of_zero_keeps_a_block_where_it_is() -> None:
     weights = parameters()
     before = {name: weight.detach().clone() for name, weight in weights.items()}
-    ours = build_optimiser(weights.items(), plan_of("{name: momentum, lr: 1}", "lr_factors.conv=0"))
+    ours = build_optimizer(weights.items(), plan_of("{name: momentum, lr: 1}", "lr_factors.conv=0"))
     for _ in steps(weights, 2):
         ours.step(0.1, torch.tensor(1.0), GOOD)
     assert [name for name, weight in weights.items() if torch.equal(weight, before[name])] == ["conv.weight"]
@@ -156,7 +156,7 @@ def test_parameters_that_stand_still_are_left_alone() -> None:
     weights = parameters()
     weights["conv.weight"].requires_grad_(False)
     before = weights["conv.weight"].clone()
-    ours = build_optimiser(weights.items(), plan_of("{name: momentum, lr: 1}", "weight_decay.rate=0.5"))
+    ours = build_optimizer(weights.items(), plan_of("{name: momentum, lr: 1}", "weight_decay.rate=0.5"))
     assert "conv.weight.momentum" not in ours.tensors()
     for name, weight in weights.items():
         weight.grad = None if name == "conv.weight" else torch.ones_like(weight)
@@ -190,10 +190,10 @@ def test_the_most_particular_name_decides_a_block_s_factor(factors: str, expecte
 @pytest.mark.usefixtures("one_thread")
 def test_a_factor_multiplies_the_steps_of_a_whole_block_of_a_network() -> None:
     from conftest import make_plan as small_plan
-    from paceline.data.loader import open_loader
-    from paceline.train.loop import update
-    from paceline.train.state import begin, fresh
-    from paceline.train.wishes import Signals, Wishes
+    from paceline.data.load.loader import open_loader
+    from paceline.training.loop import update
+    from paceline.training.requests import Signals, Wishes
+    from paceline.training.state import begin, fresh
     from paceline.world import World
 
     world = World(torch.device("cpu"))

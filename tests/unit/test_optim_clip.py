@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optim_cases import GOOD, MANY, OPTIMISERS, everything, parameters, plan_of, steps
-from paceline.optim.build import build_optimiser, head
+from optim_cases import GOOD, MANY, OPTIMIZERS, everything, parameters, plan_of, steps
+from paceline.optim.build import build_optimizer, head
 
 LIMITS = {"value": 0.4, "norm": 2.0, "adaptive": 0.05}
 
@@ -33,14 +33,14 @@ def clipped(weights: dict[str, Tensor], mean: dict[str, Tensor], limits: dict[st
 @pytest.mark.parametrize(
     "keys", [("value",), ("norm",), ("adaptive",), ("value", "norm", "adaptive"), ("norm", "adaptive")], ids=str
 )
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
-def test_a_step_within_bounds_is_a_step_along_the_bounded_gradient(optimiser: str, keys: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_step_within_bounds_is_a_step_along_the_bounded_gradient(optimizer: str, keys: tuple[str, ...]) -> None:
     limits = {key: LIMITS[key] for key in keys}
     bounds = ", ".join(f"{key}: {limit}" for key, limit in limits.items())
     words = ("weight_decay={rate: 0.02, skip_names: [bias]}", "lr_factors.conv=0.5")
     weights, other = parameters(MANY), parameters(MANY)
-    ours = build_optimiser(weights.items(), plan_of(optimiser, f"clip={{{bounds}}}", *words, shapes=MANY))
-    free = build_optimiser(other.items(), plan_of(optimiser, *words, shapes=MANY))
+    ours = build_optimizer(weights.items(), plan_of(optimizer, f"clip={{{bounds}}}", *words, shapes=MANY))
+    free = build_optimizer(other.items(), plan_of(optimizer, *words, shapes=MANY))
     for summed in steps(weights, 3):
         mean = {name: gradient / 3 for name, gradient in summed.items()}
         bounded = clipped({name: weight.detach() for name, weight in weights.items()}, mean, limits)
@@ -58,7 +58,7 @@ def stepped(bounds: str, weights: dict[str, Tensor], gradients: dict[str, Tensor
     """How far plain descent at a rate of 1 moves weights downwards, within bounds."""
     named = {name: nn.Parameter(weight.clone()) for name, weight in weights.items()}
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-    ours = build_optimiser(named.items(), plan_of("{name: sgd, lr: 1}", f"clip={bounds}", shapes=shapes))
+    ours = build_optimizer(named.items(), plan_of("{name: sgd, lr: 1}", f"clip={bounds}", shapes=shapes))
     for name, parameter in named.items():
         parameter.grad = gradients[name].clone()
     ours.step(1.0, torch.tensor(1.0), GOOD)

@@ -7,24 +7,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optim_cases import CLIPS, GOOD, MANY, OPTIMISERS, everything, numbers, parameters, plan_of
-from paceline.optim.build import build_optimiser
+from optim_cases import CLIPS, GOOD, MANY, OPTIMIZERS, everything, numbers, parameters, plan_of
+from paceline.optim.build import build_optimizer
 
 IMAGES = 12
 
 
 @pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @given(cuts=st.sets(st.integers(1, IMAGES - 1)), order=st.permutations(range(IMAGES)))
 @settings(max_examples=5, deadline=None)
 def test_a_step_does_not_depend_on_how_its_gradient_was_gathered(
-    optimiser: str, clip: str, cuts: set[int], order: list[int]
+    optimizer: str, clip: str, cuts: set[int], order: list[int]
 ) -> None:
     ends = []
     for shared in ([IMAGES], [b - a for a, b in zip([0, *sorted(cuts)], [*sorted(cuts), IMAGES], strict=True)]):
         weights = parameters(MANY)
-        plan = plan_of(optimiser, "weight_decay={rate: 0.02, skip_names: [bias]}", f"clip={clip}", shapes=MANY)
-        ours = build_optimiser(weights.items(), plan)
+        plan = plan_of(optimizer, "weight_decay={rate: 0.02, skip_names: [bias]}", f"clip={clip}", shapes=MANY)
+        ours = build_optimizer(weights.items(), plan)
         for step in range(3):
             for name, weight in weights.items():
                 images = numbers(f"{name}/{step}", (IMAGES, *weight.shape))

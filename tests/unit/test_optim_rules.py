@@ -1,4 +1,4 @@
-"""Every optimiser, step by step, against its definition for one tensor in float64, and against torch's own."""
+"""Every optimizer, step by step, against its definition for one tensor in float64, and against torch's own."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optim_cases import BAD, CLIPS, GOOD, MANY, OPTIMISERS, RATES, everything, numbers, parameters, plan_of, steps
-from paceline.optim.build import build_optimiser
+from optim_cases import BAD, CLIPS, GOOD, MANY, OPTIMIZERS, RATES, everything, numbers, parameters, plan_of, steps
+from paceline.optim.build import build_optimizer
 from paceline.optim.muon import orthogonal
-from paceline.optimisation import AdamW, Lamb, Larc, Lars, Momentum, Muon, Optimiser, RmsProp, Sgd
+from paceline.settings.optimizer import AdamW, Lamb, Larc, Lars, Momentum, Muon, Optimizer, RmsProp, Sgd
 
 DECAY = 0.02
 FACTORS = {"conv": 0.1, "dense": 10.0}
@@ -50,7 +50,7 @@ def by_singular_values(direction: Tensor, iterations: int) -> Tensor:
     return made.reshape(direction.shape) * math.sqrt(max(1, rows / columns))
 
 
-def move(rule: Optimiser, name: str, w: Tensor, g: Tensor, kept: dict[str, Tensor], lr: float, step: int) -> Tensor:  # noqa: C901
+def move(rule: Optimizer, name: str, w: Tensor, g: Tensor, kept: dict[str, Tensor], lr: float, step: int) -> Tensor:  # noqa: C901
     """One tensor's new weights by the definition; `kept` is what it carries."""
     decay = 0.0 if "bias" in name else DECAY
     plain, g = g, g + decay * w
@@ -95,19 +95,19 @@ def move(rule: Optimiser, name: str, w: Tensor, g: Tensor, kept: dict[str, Tenso
 
 
 @pytest.mark.parametrize("loose", [False, True], ids=["fused", "slab"])
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
-def test_every_step_is_its_definition(optimiser: str, loose: bool) -> None:
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_step_is_its_definition(optimizer: str, loose: bool) -> None:
     """`loose` bounds that clip nothing make sgd and momentum leave torch's fused kernel."""
     weights = parameters(MANY)
-    plan = plan_of(optimiser, *WORDS, *(["clip.value=1e9"] if loose else []), shapes=MANY)
-    ours = build_optimiser(weights.items(), plan)
+    plan = plan_of(optimizer, *WORDS, *(["clip.value=1e9"] if loose else []), shapes=MANY)
+    ours = build_optimizer(weights.items(), plan)
     expected = {name: weight.detach().clone() for name, weight in weights.items()}
     kept: dict[str, dict[str, Tensor]] = {name: {} for name in MANY}
     for step, (summed, lr) in enumerate(zip(steps(weights, len(RATES)), RATES, strict=True), start=1):
         ours.step(lr, torch.tensor(48.0), GOOD)
         for name, weight in expected.items():
             rate = lr * FACTORS.get(name.partition(".")[0], 1.0)
-            expected[name] = move(plan.recipe.optimiser, name, weight, summed[name] / 48, kept[name], rate, step)
+            expected[name] = move(plan.recipe.optimizer, name, weight, summed[name] / 48, kept[name], rate, step)
             assert close(weights[name], expected[name]), (name, step)
     carried = ours.tensors()
     assert carried.keys() - {"good_steps"} == {f"{name}.{state}" for name, states in kept.items() for state in states}
@@ -138,13 +138,13 @@ TORCH: list[tuple[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]]] =
 
 
 @pytest.mark.parametrize("clip", ["{}", "{value: 1e9}"])
-@pytest.mark.parametrize(("optimiser", "make"), TORCH, ids=[optimiser for optimiser, _ in TORCH])
-def test_torch_s_own_optimiser_takes_the_same_steps(
-    optimiser: str, make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], clip: str
+@pytest.mark.parametrize(("optimizer", "make"), TORCH, ids=[optimizer for optimizer, _ in TORCH])
+def test_torch_s_own_optimizer_takes_the_same_steps(
+    optimizer: str, make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], clip: str
 ) -> None:
     weights, theirs = parameters(MANY), parameters(MANY)
-    plan = plan_of(optimiser, "weight_decay.rate=0.02", f"clip={clip}", shapes=MANY)
-    ours, other = build_optimiser(weights.items(), plan), make(list(theirs.values()))
+    plan = plan_of(optimizer, "weight_decay.rate=0.02", f"clip={clip}", shapes=MANY)
+    ours, other = build_optimizer(weights.items(), plan), make(list(theirs.values()))
     for summed, lr in zip(steps(weights, len(RATES)), RATES, strict=True):
         ours.step(lr, torch.tensor(16.0), GOOD)
         for name, weight in theirs.items():
@@ -157,14 +157,14 @@ def test_torch_s_own_optimiser_takes_the_same_steps(
 Numbers = dict[str, list[float]]
 
 
-def drive(optimiser: str, weights: Numbers, gradients: list[Numbers], lrs: list[float]) -> Numbers:
-    """Weights, and what the optimiser carries, after these steps; a name ending in .weight is a matrix of two rows."""
+def drive(optimizer: str, weights: Numbers, gradients: list[Numbers], lrs: list[float]) -> Numbers:
+    """Weights, and what the optimizer carries, after these steps; a name ending in .weight is a matrix of two rows."""
     shaped = {name: torch.tensor(values, dtype=torch.float64) for name, values in weights.items()}
     named = {
         name: nn.Parameter(row.view(2, -1) if name.endswith("weight") else row.clone()) for name, row in shaped.items()
     }
-    ours = build_optimiser(
-        named.items(), plan_of(optimiser, shapes={name: tuple(p.shape) for name, p in named.items()})
+    ours = build_optimizer(
+        named.items(), plan_of(optimizer, shapes={name: tuple(p.shape) for name, p in named.items()})
     )
     for given, lr in zip(gradients, lrs, strict=True):
         for name, parameter in named.items():
@@ -208,8 +208,8 @@ GOLDEN_GRADIENTS = [
     ],
 )
 def test_lars_gives_the_golden_numbers(words: str, steps_taken: int, weight: list[float], bias: list[float]) -> None:
-    optimiser = f"{{name: lars, lr: 1, decay: 5e-5, {words}}}"
-    end = drive(optimiser, GOLDEN_START, GOLDEN_GRADIENTS[:steps_taken], [1.0, 2.0, 0.5][:steps_taken])
+    optimizer = f"{{name: lars, lr: 1, decay: 5e-5, {words}}}"
+    end = drive(optimizer, GOLDEN_START, GOLDEN_GRADIENTS[:steps_taken], [1.0, 2.0, 0.5][:steps_taken])
     assert end["dense.weight"] == pytest.approx(weight, rel=1e-12, abs=0)
     assert end["dense.bias"] == pytest.approx(bias, rel=1e-12, abs=0)
 
@@ -230,8 +230,8 @@ def test_lars_gives_the_golden_numbers(words: str, steps_taken: int, weight: lis
     ],
 )
 def test_lars_carries_the_golden_momentum(correction: str, weight: list[float], bias: list[float]) -> None:
-    optimiser = f"{{name: lars, lr: 1, decay: 5e-5, momentum_correction: {correction}}}"
-    end = drive(optimiser, GOLDEN_START, GOLDEN_GRADIENTS, [1.0, 2.0, 0.5])
+    optimizer = f"{{name: lars, lr: 1, decay: 5e-5, momentum_correction: {correction}}}"
+    end = drive(optimizer, GOLDEN_START, GOLDEN_GRADIENTS, [1.0, 2.0, 0.5])
     assert end["dense.weight.momentum"] == pytest.approx(weight, rel=1e-12, abs=0)
     assert end["dense.bias.momentum"] == pytest.approx(bias, rel=1e-12, abs=0)
 
@@ -257,12 +257,12 @@ def test_larc_bounds_or_scales_the_gradient_of_a_tensor(words: str, lr: float, f
 
 def test_rmsprop_of_tensorflow_gives_numbers_worked_out_by_hand() -> None:
     gradients = [{"dense.bias": [2.0]}, {"dense.bias": [-1.0]}]
-    optimiser = "{name: rmsprop, lr: 1, decay: 0.9, momentum: 0.5, epsilon: 0.001}"
-    first = drive(optimiser, {"dense.bias": [1.0]}, gradients[:1], [0.1])
+    optimizer = "{name: rmsprop, lr: 1, decay: 0.9, momentum: 0.5, epsilon: 0.001}"
+    first = drive(optimizer, {"dense.bias": [1.0]}, gradients[:1], [0.1])
     assert first["dense.bias.square"] == pytest.approx([1.3], rel=1e-12)  # 1 + 0.1 * (4 - 1)
     assert first["dense.bias.momentum"] == pytest.approx([0.2 / 1.301**0.5], rel=1e-12)
     assert first["dense.bias"] == pytest.approx([0.82465582324231981], rel=1e-12)
-    second = drive(optimiser, {"dense.bias": [1.0]}, gradients, [0.1, 0.2])
+    second = drive(optimizer, {"dense.bias": [1.0]}, gradients, [0.1, 0.2])
     assert second["dense.bias.square"] == pytest.approx([1.27], rel=1e-12)  # 1.3 + 0.1 * (1 - 1.3)
     assert second["dense.bias.momentum"] == pytest.approx([0.1 / 1.301**0.5 - 0.2 / 1.271**0.5], rel=1e-12)
     assert second["dense.bias"] == pytest.approx([0.91438520739051381], rel=1e-12)
@@ -276,29 +276,29 @@ def test_rmsprop_forgets_one_huge_gradient_in_time(form: str) -> None:
     assert math.isfinite(end["dense.bias"][0])
 
 
-@pytest.mark.parametrize("optimiser", ["lars, decay: 0.1", "larc, mode: scale, nesterov: false", "lamb"])
+@pytest.mark.parametrize("optimizer", ["lars, decay: 0.1", "larc, mode: scale, nesterov: false", "lamb"])
 @pytest.mark.parametrize("zero", ["weights", "gradient"])
-def test_the_ratio_is_1_where_weights_or_gradient_are_zero(optimiser: str, zero: str) -> None:
+def test_the_ratio_is_1_where_weights_or_gradient_are_zero(optimizer: str, zero: str) -> None:
     other = [3.0, -4.0, 1.0, 2.0]
     start = {"dense.weight": [0.0] * 4 if zero == "weights" else other}
     gradient = {"dense.weight": other if zero == "weights" else [0.0] * 4}
-    end = drive(f"{{name: {optimiser}, lr: 1}}", start, [gradient], [0.5])
-    if "lamb" in optimiser:  # Adam's first step is the sign of the gradient
+    end = drive(f"{{name: {optimizer}, lr: 1}}", start, [gradient], [0.5])
+    if "lamb" in optimizer:  # Adam's first step is the sign of the gradient
         expected = [-0.5, 0.5, -0.5, -0.5] if zero == "weights" else other
     elif zero == "weights":
         expected = [-0.5 * value for value in other]
     else:
-        expected = [value * (0.95 if "lars" in optimiser else 1.0) for value in other]
+        expected = [value * (0.95 if "lars" in optimizer else 1.0) for value in other]
     assert end["dense.weight"] == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
-def test_a_bad_step_changes_nothing_then_or_later(optimiser: str, clip: str) -> None:
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_bad_step_changes_nothing_then_or_later(optimizer: str, clip: str) -> None:
     ends = []
     for bad_steps in (0, 1):
         weights = parameters(MANY)
-        ours = build_optimiser(weights.items(), plan_of(optimiser, *WORDS, f"clip={clip}", shapes=MANY))
+        ours = build_optimizer(weights.items(), plan_of(optimizer, *WORDS, f"clip={clip}", shapes=MANY))
         for number, _ in enumerate(steps(weights, 4)):
             if number == 2:
                 for _ in range(bad_steps):
@@ -319,12 +319,12 @@ def test_a_bad_step_changes_nothing_then_or_later(optimiser: str, clip: str) -> 
 
 
 @pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
-def test_a_parameter_without_a_gradient_moves_as_by_a_gradient_of_zero(optimiser: str, clip: str) -> None:
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_parameter_without_a_gradient_moves_as_by_a_gradient_of_zero(optimizer: str, clip: str) -> None:
     ends = []
     for zero in (None, torch.zeros(3, 2, 2, 2, dtype=torch.float64)):
         weights = parameters(MANY)
-        ours = build_optimiser(weights.items(), plan_of(optimiser, *WORDS, f"clip={clip}", shapes=MANY))
+        ours = build_optimizer(weights.items(), plan_of(optimizer, *WORDS, f"clip={clip}", shapes=MANY))
         for _ in steps(weights, 2):
             weights["again.weight"].grad = zero
             ours.step(0.1, torch.tensor(2.0), GOOD)
@@ -334,16 +334,16 @@ def test_a_parameter_without_a_gradient_moves_as_by_a_gradient_of_zero(optimiser
 
 def test_only_good_steps_are_counted() -> None:
     weights = parameters()
-    ours = build_optimiser(weights.items(), plan_of("{name: adamw, lr: 1}"))
+    ours = build_optimizer(weights.items(), plan_of("{name: adamw, lr: 1}"))
     for (_, bad), count in zip(zip(steps(weights, 4), (GOOD, BAD, BAD, GOOD), strict=True), (1, 1, 1, 2), strict=True):
         ours.step(0.1, torch.tensor(2.0), bad)
         assert int(ours.tensors()["good_steps"]) == count
-    assert "good_steps" not in build_optimiser(weights.items(), plan_of("{name: lars, lr: 1}")).tensors()
+    assert "good_steps" not in build_optimizer(weights.items(), plan_of("{name: lars, lr: 1}")).tensors()
 
 
 def test_the_first_steps_of_adam_lose_no_digits_in_float32() -> None:
     weights = {"dense.bias": nn.Parameter(torch.zeros(2))}
-    ours = build_optimiser(weights.items(), plan_of("{name: adamw, lr: 1, betas: [0.999, 0.99999]}"))
+    ours = build_optimizer(weights.items(), plan_of("{name: adamw, lr: 1, betas: [0.999, 0.99999]}"))
     weights["dense.bias"].grad = torch.tensor([3.0, -0.5])
     ours.step(1.0, torch.tensor(1.0), GOOD)
     assert weights["dense.bias"].tolist() == pytest.approx([-1, 1], rel=4e-7)
@@ -375,6 +375,6 @@ def test_what_muon_leaves_out_follows_the_schedule_of_its_peak() -> None:
         weights = {"norm.weight": nn.Parameter(torch.zeros(1, dtype=torch.float64))}
         plan = plan_of(f"{{name: muon, lr: {peak}, adamw_lr: 0.01}}", shapes={"norm.weight": (1,)})
         weights["norm.weight"].grad = torch.ones(1, dtype=torch.float64)
-        build_optimiser(weights.items(), plan).step(lr, torch.tensor(1.0), GOOD)
+        build_optimizer(weights.items(), plan).step(lr, torch.tensor(1.0), GOOD)
         moved.append(-float(weights["norm.weight"].detach()))
     assert moved == pytest.approx([0.01, 0.005, 0.005, 0.0], rel=1e-7)

@@ -11,18 +11,18 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import make_plan
-from optim_cases import CLIPS, GOOD, MANY, OPTIMISERS, numbers, parameters, plan_of, steps
-from paceline.data.loader import open_loader
-from paceline.optim.build import build_optimiser
-from paceline.optim.slab import GRAIN, Slab
-from paceline.plan import Plan
-from paceline.train.loop import update
-from paceline.train.state import State, begin, fresh, restore, to_files
-from paceline.train.wishes import Signals, Wishes
+from optim_cases import CLIPS, GOOD, MANY, OPTIMIZERS, numbers, parameters, plan_of, steps
+from paceline.data.load.loader import open_loader
+from paceline.optim.build import build_optimizer
+from paceline.optim.flat import GRAIN, Slab
+from paceline.planning import Plan
+from paceline.training.loop import update
+from paceline.training.requests import Signals, Wishes
+from paceline.training.state import State, begin, fresh, restore, to_files
 from paceline.world import World
 
 CPU = torch.device("cpu")
-RULED = [optimiser for optimiser in OPTIMISERS if "sgd" not in optimiser and "name: momentum" not in optimiser]
+RULED = [optimizer for optimizer in OPTIMIZERS if "sgd" not in optimizer and "name: momentum" not in optimizer]
 
 
 def test_weights_keep_their_values_and_lie_in_one_aligned_row() -> None:
@@ -60,10 +60,10 @@ def test_equal_shapes_are_one_stack() -> None:
         assert torch.equal(matrix, weights[name].permute(0, 2, 3, 1).reshape(3, 8))
 
 
-@pytest.mark.parametrize("optimiser", RULED)
-def test_parameters_stay_windows_of_which_convolutions_are_channels_last(optimiser: str) -> None:
+@pytest.mark.parametrize("optimizer", RULED)
+def test_parameters_stay_windows_of_which_convolutions_are_channels_last(optimizer: str) -> None:
     weights = parameters(MANY)
-    ours = build_optimiser(weights.items(), plan_of(optimiser, shapes=MANY))
+    ours = build_optimizer(weights.items(), plan_of(optimizer, shapes=MANY))
     places = {name: weight.data_ptr() for name, weight in weights.items()}
     for _ in steps(weights, 2):
         ours.step(0.1, torch.tensor(2.0), GOOD)
@@ -74,9 +74,9 @@ def test_parameters_stay_windows_of_which_convolutions_are_channels_last(optimis
 
 
 def test_gaps_stay_zero_whatever_the_rule() -> None:
-    for optimiser in RULED:
+    for optimizer in RULED:
         weights = parameters(MANY)
-        ours = build_optimiser(weights.items(), plan_of(optimiser, "weight_decay.rate=0.1", shapes=MANY))
+        ours = build_optimizer(weights.items(), plan_of(optimizer, "weight_decay.rate=0.1", shapes=MANY))
         for _ in steps(weights, 3):
             ours.step(0.1, torch.tensor(2.0), GOOD)
         for part in ours._parts:  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ def test_a_state_dict_is_taken_up_in_place() -> None:
     saved = {name: numbers(name, tuple(old.shape)).to(old.dtype) for name, old in network.state_dict().items()}
     named = dict(network.named_parameters())
     shapes = {name: tuple(p.shape) for name, p in named.items()}
-    ours = build_optimiser(named.items(), plan_of("{name: lars, lr: 1, trust: 1}", shapes=shapes))
+    ours = build_optimizer(named.items(), plan_of("{name: lars, lr: 1, trust: 1}", shapes=shapes))
     network.load_state_dict(saved)
     assert all(torch.equal(tensor, saved[name]) for name, tensor in network.state_dict().items())
     network(numbers("picture", (4, 3, 3, 3))).square().sum().backward()  # of a plain sum a norm leaves no gradient
@@ -102,17 +102,17 @@ def test_a_state_dict_is_taken_up_in_place() -> None:
 
 @pytest.mark.parametrize("gradients", ["narrow", "wide"])
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
-def test_weights_of_16_bits_are_moved_by_arithmetic_of_32(optimiser: str, kind: torch.dtype, gradients: str) -> None:
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_weights_of_16_bits_are_moved_by_arithmetic_of_32(optimizer: str, kind: torch.dtype, gradients: str) -> None:
     """Norms keep 32 bits. A bound that clips nothing makes 32-bit sgd and momentum leave torch's fused kernel."""
     narrow = {name: nn.Parameter(w if "norm" in name else w.to(kind)) for name, w in floats().items()}
     for weight in narrow.values():
         weight.grad_dtype = torch.float32 if gradients == "wide" else weight.dtype
     wide = {name: nn.Parameter(weight.detach().float()) for name, weight in narrow.items()}
     nearest = ("weight_decay.rate=0.02", "on.stochastic_rounding=false")
-    ours = build_optimiser(narrow.items(), plan_of(optimiser, *nearest, shapes=MANY))
+    ours = build_optimizer(narrow.items(), plan_of(optimizer, *nearest, shapes=MANY))
     words = ("weight_decay.rate=0.02", "clip.value=1e4")
-    theirs = build_optimiser(wide.items(), plan_of(optimiser, *words, shapes=MANY))
+    theirs = build_optimizer(wide.items(), plan_of(optimizer, *words, shapes=MANY))
     for step in range(2):
         for name, weight in narrow.items():
             weight.grad = (7 * numbers(f"{name}/{step}", MANY[name])).to(weight.grad_dtype)
@@ -145,13 +145,13 @@ class Kernels(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.parametrize("optimiser", RULED)
-def test_a_step_takes_no_more_kernels_for_more_parameters(optimiser: str, clip: str) -> None:
+@pytest.mark.parametrize("optimizer", RULED)
+def test_a_step_takes_no_more_kernels_for_more_parameters(optimizer: str, clip: str) -> None:
     counts = []
     for copies in (2, 9):  # one of several heads decides between classes
         shapes = {f"{name.partition('.')[0]}.{copy}.{name}": s for copy in range(copies) for name, s in MANY.items()}
         weights = parameters(shapes)
-        ours = build_optimiser(weights.items(), plan_of(optimiser, f"clip={clip}", shapes=shapes))
+        ours = build_optimizer(weights.items(), plan_of(optimizer, f"clip={clip}", shapes=shapes))
         for weight in weights.values():
             weight.grad = torch.ones_like(weight)  # channels_last where the weight is, as in training
         with Kernels() as kernels:
@@ -161,11 +161,11 @@ def test_a_step_takes_no_more_kernels_for_more_parameters(optimiser: str, clip: 
 
 
 @pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.parametrize("optimiser", RULED)
-def test_the_host_reads_no_number_in_a_step(optimiser: str, clip: str) -> None:
+@pytest.mark.parametrize("optimizer", RULED)
+def test_the_host_reads_no_number_in_a_step(optimizer: str, clip: str) -> None:
     """Tensors of the meta device have no numbers: reading one raises."""
     weights = {name: nn.Parameter(weight.detach().to("meta")) for name, weight in parameters(MANY).items()}
-    ours = build_optimiser(weights.items(), plan_of(optimiser, f"clip={clip}", "weight_decay.rate=0.1", shapes=MANY))
+    ours = build_optimizer(weights.items(), plan_of(optimizer, f"clip={clip}", "weight_decay.rate=0.1", shapes=MANY))
     for weight in weights.values():
         weight.grad = torch.zeros_like(weight)
     ours.step(0.1, torch.ones((), device="meta"), torch.zeros((), device="meta"))
@@ -179,20 +179,20 @@ def advance(plan: Plan, state: State, count: int) -> dict[str, Tensor]:
     for _ in range(count):
         update(plan, world, state, next(shares), Wishes(world, Signals(), None))
     shares.close()
-    named = dict(state.network.module.state_dict()) | state.optimiser.tensors()
+    named = dict(state.network.module.state_dict()) | state.optimizer.tensors()
     return {name: tensor.detach().clone() for name, tensor in named.items()}
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("optimiser", [o for o in OPTIMISERS if o.count(",") < 3])
-def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(optimiser: str) -> None:
-    plan = make_plan(f"optimiser={optimiser}", "optimiser.lr=0.01", "weight_decay.rate=0.01", "clip.adaptive=0.05")
+@pytest.mark.parametrize("optimizer", [o for o in OPTIMIZERS if o.count(",") < 3])
+def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(optimizer: str) -> None:
+    plan = make_plan(f"optimizer={optimizer}", "optimizer.lr=0.01", "weight_decay.rate=0.01", "clip.adaptive=0.05")
     state = fresh(plan, World(CPU))
     begin(state, plan)
     saved = advance(plan, state, 2)
     files = to_files(state)
     other = restore(fresh(plan, World(CPU)), files, "here")
-    found = dict(other.network.module.state_dict()) | other.optimiser.tensors()
+    found = dict(other.network.module.state_dict()) | other.optimizer.tensors()
     assert found.keys() == saved.keys()
     assert all(torch.equal(tensor, saved[name]) for name, tensor in found.items())
     one, two = advance(plan, state, 2), advance(plan, other, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from conftest import make_plan
-from paceline.data.order import Order, share, training_order
+from paceline.data.load.order import Order, share, training_order
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:

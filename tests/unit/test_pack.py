@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from conftest import Paceline, environment
-from paceline.command import data as command
-from paceline.data import pack, tiles
-from paceline.data.convert import to_folder, to_webdataset
-from paceline.data.formats import pack as pack_format
-from paceline.data.packing import make_pack, open_source
-from paceline.data.prepare import Smaller
-from paceline.data.scan import open_index
-from paceline.data.table import Flag, Index, Table
-from paceline.dataset import Files
+from paceline.command import data_pack as command
+from paceline.data.index.formats import pack as pack_format
+from paceline.data.index.scan import open_index
+from paceline.data.index.table import Flag, Index, Table
+from paceline.data.pack import shards, tiles
+from paceline.data.pack.convert import to_folder, to_webdataset
+from paceline.data.pack.transcode import Smaller
+from paceline.data.pack.writer import make_pack, open_source
 from paceline.errors import DataError, SpecError
+from paceline.settings.data import Files
 
 DATA = Files(name="images")
 SHARD = 10_000
@@ -193,23 +193,23 @@ def test_another_data_set_is_never_overwritten(index: Index, source: Path, packe
 
 
 def test_a_changed_byte_is_found_and_mended(index: Index, copy: Path) -> None:
-    assert pack.verify(copy) == 31
+    assert shards.verify(copy) == 31
     shard = copy / "training-00001.pack"
     whole = bytearray(shard.read_bytes())
     whole[len(whole) // 2] ^= 1
     shard.write_bytes(whole)
     with pytest.raises(DataError, match=r"1 of 31 images are not what was packed, the first is training-00001.pack at"):
-        pack.verify(copy)
+        shards.verify(copy)
     shard.unlink()
     with pytest.raises(DataError, match=r"training-00001.pack: cannot be read"):
-        pack.verify(copy)
+        shards.verify(copy)
     make_pack(index, copy, processes=1, shard_bytes=SHARD)
-    assert pack.verify(copy) == 31
+    assert shards.verify(copy) == 31
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "renamed", "newer"])
 def test_a_damaged_index_is_refused(copy: Path, damage: str) -> None:
-    path = pack.index_file(copy, "training")
+    path = shards.index_file(copy, "training")
     whole = bytearray(path.read_bytes())
     if damage == "changed":
         whole[whole.index(b"image00")] ^= 1
@@ -225,8 +225,8 @@ def test_a_damaged_index_is_refused(copy: Path, damage: str) -> None:
 
 def test_a_folder_without_a_pack_cannot_be_verified(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no finished pack here"):
-        pack.verify(tmp_path)
-    assert not pack_format.recognise(tmp_path)
+        shards.verify(tmp_path)
+    assert not pack_format.recognize(tmp_path)
 
 
 def test_the_smaller_preset_bounds_sides_and_bytes(index: Index, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_the_smaller_preset_bounds_sides_and_bytes(index: Index, tmp_path: Path)
 def test_without_libjpeg_a_smaller_pack_is_offered(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.data.jpeg.available", lambda: False)
+    monkeypatch.setattr("paceline.data.pack.libjpeg.available", lambda: False)
     with pytest.raises(DataError, match="--max-side 500 --quality 90"):
         make_pack(index, tmp_path / "pack")
     assert not (tmp_path / "pack").exists()
@@ -283,15 +283,15 @@ def test_what_a_jpeg_cannot_hold_or_show_is_kept_as_it_is(tmp_path: Path) -> Non
     folder.mkdir(parents=True)
     Image.new("RGB", (70_000, 4)).save(folder / "wide.png")
     Image.fromarray(np.full((40, 30), 0.5, np.float32)).save(folder / "numbers.tiff")
-    Image.fromarray(np.full((40, 30), 40_000, np.uint16)).save(folder / "grey.png", compress_level=0)
+    Image.fromarray(np.full((40, 30), 40_000, np.uint16)).save(folder / "gray.png", compress_level=0)
     source = open_source(DATA, tmp_path / "source")
     make_pack(source, tmp_path / "pack", Smaller(max_side=None, quality=90), processes=1)
     found = open_source(DATA, tmp_path / "pack")
     by_key = {key: content(found.folder, found.training, number) for number, key in enumerate(found.training.keys)}
     assert by_key["wide"] == (folder / "wide.png").read_bytes()
     assert by_key["numbers"] == (folder / "numbers.tiff").read_bytes()
-    assert by_key["grey"][:2] == b"\xff\xd8"
-    assert abs(np.frombuffer(pixels(by_key["grey"]), np.uint8).astype(int) - (40_000 >> 8)).max() <= 1
+    assert by_key["gray"][:2] == b"\xff\xd8"
+    assert abs(np.frombuffer(pixels(by_key["gray"]), np.uint8).astype(int) - (40_000 >> 8)).max() <= 1
 
 
 @pytest.mark.parametrize("turn", [1, 6])
@@ -400,7 +400,7 @@ def test_a_killed_packing_goes_on(tmp_path: Path) -> None:
     for number in range(120):
         save(tmp_path / "source" / ("val" if number % 6 == 0 else "train") / "a" / f"{number}.jpg", number)
     program = (
-        "import sys; from pathlib import Path; from paceline.data.packing import *\n"
+        "import sys; from pathlib import Path; from paceline.data.pack.writer import *\n"
         "if __name__ == '__main__':\n"
         " make_pack(open_source(Files(name='images'), Path(sys.argv[1])), Path(sys.argv[2]), shard_bytes=40_000)\n"
     )
@@ -408,9 +408,9 @@ def test_a_killed_packing_goes_on(tmp_path: Path) -> None:
     words = [sys.executable, "program.py", "source"]
     options: dict[str, Any] = {"cwd": tmp_path, "env": environment()}
     subprocess.run([*words, "whole"], check=True, timeout=120, **options)
-    for shards in (1, 3, 5):
+    for count in (1, 3, 5):
         running = subprocess.Popen([*words, "killed"], **options)
-        while len([*(tmp_path / "killed").glob("*.rows")]) < shards and running.poll() is None:
+        while len([*(tmp_path / "killed").glob("*.rows")]) < count and running.poll() is None:
             time.sleep(0.002)
         running.send_signal(signal.SIGKILL)
         running.wait()

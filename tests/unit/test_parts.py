@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.architecture import Activation
+from paceline.model.layers import ConvNorm, MakeNorm, Windows, conv
 from paceline.model.norm import BatchNormAct, GroupNormAct, NormAct, ProxyNormAct
-from paceline.model.parts import ConvNorm, MakeNorm, Windows, conv
-from paceline.recipe import BatchNorm, GroupNorm, NoNorm
+from paceline.settings.model import Activation
+from paceline.settings.recipe import BatchNorm, GroupNorm, NoNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,4 +1,4 @@
-"""What the device makes of 8-bit pictures: colours, boxes, sides, normalisation; the same in every batch."""
+"""What the device makes of 8-bit pictures: colors, boxes, sides, normalization; the same in every batch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from conftest import make_plan, make_recipe
 from paceline import keyed, schedule
+from paceline.augment import crop
+from paceline.augment.color import adjust, contrasted, exact_mean, turned
+from paceline.augment.mix import draw as draw_mix
+from paceline.augment.mix_pixels import mix
+from paceline.augment.pipeline import Pixels, standardized
 from paceline.command.verify import shrink
-from paceline.data import augment
-from paceline.data.loader import open_loader
-from paceline.data.mix import draw as draw_mix
+from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError, SpecError
-from paceline.model.colour import adjust, contrasted, exact_mean, turned
-from paceline.model.init import initialise, published
-from paceline.model.mixing import mix
-from paceline.model.pixels import Pixels, standardised
+from paceline.model.init import initialize, published
 from paceline.model.whole import Whole
 from paceline.world import World
 
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 SIDE = 8
 EVERYTHING = (
     "augment.policy={name: randaugment, layers: 3, form: tensorflow, sampling: bilinear}",
-    "augment.colour={brightness: 0.1, saturation: [0.5, 1.5], hue: 0.2, contrast: [0.5, 1.5]}",
+    "augment.color={brightness: 0.1, saturation: [0.5, 1.5], hue: 0.2, contrast: [0.5, 1.5]}",
     "augment.side={0%: 6, 50%: 8}",
     "augment.erase.chance=0.5",
     "augment.cutout=3",
@@ -54,10 +54,10 @@ def positions(count: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 @pytest.mark.parametrize("policy", ["autoaugment", "{name: autoaugment, table: cifar10}", None])
-@pytest.mark.parametrize("normalise", ["mean-std", "mean", "unit", "image"])
+@pytest.mark.parametrize("normalize", ["mean-std", "mean", "unit", "image"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_batch_of_16_is_bit_for_bit_four_batches_of_4(dtype: torch.dtype, normalise: str, policy: str | None) -> None:
-    words = (f"data.normalise={normalise}", *EVERYTHING, *([f"augment.policy={policy}"] if policy else []))
+def test_a_batch_of_16_is_bit_for_bit_four_batches_of_4(dtype: torch.dtype, normalize: str, policy: str | None) -> None:
+    words = (f"data.normalize={normalize}", *EVERYTHING, *([f"augment.policy={policy}"] if policy else []))
     plan = make_plan(*words)
     maker, given, labels = Pixels(plan, CPU, dtype), pictures(16), torch.arange(16)
 
@@ -95,13 +95,13 @@ def test_validation_images_are_never_changed() -> None:
     for words in ((), EVERYTHING):
         plan = make_plan("on.precision=64.64", *words)
         whole = Whole(plan, World(CPU))
-        initialise(whole.module, published(plan.recipe.init, plan.recipe.model), plan.recipe.seed)
+        initialize(whole.module, published(plan.recipe.init, plan.recipe.model), plan.recipe.seed)
         loader = open_loader(plan, None, 0, CPU)
         judged.append(torch.stack([whole.judge(batch) for batch in loader.validation()]))
     assert torch.equal(judged[0], judged[1])
 
 
-def test_normalisation_is_what_the_recipe_says() -> None:
+def test_normalization_is_what_the_recipe_says() -> None:
     given = pictures(3)
     x = given.double()
     rows = torch.tensor([[0.1, 0.5, 0.9], [0.2, 0.3, 0.4]], dtype=torch.float64)
@@ -114,13 +114,13 @@ def test_normalisation_is_what_the_recipe_says() -> None:
         "image": torch.stack([(one - one.mean()) / one.std(correction=0) for one in x]),
     }
     for kind, images in expected.items():
-        assert torch.allclose(pixels(*words, f"data.normalise={kind}").plain(given), images, rtol=1e-6, atol=1e-6)
+        assert torch.allclose(pixels(*words, f"data.normalize={kind}").plain(given), images, rtol=1e-6, atol=1e-6)
 
 
-def test_an_image_of_one_colour_is_standardised_to_zero_and_a_nearly_even_one_by_the_floor() -> None:
+def test_an_image_of_one_color_is_standardized_to_zero_and_a_nearly_even_one_by_the_floor() -> None:
     even = torch.full((2, 3, 4, 4), 9.0, dtype=torch.float64)
     even[1, 0, 0, 0] = 9.125
-    made = standardised(even)
+    made = standardized(even)
     assert not made[0].any()
     mean = 0.125 / 48
     assert float(made[1, 0, 0, 0]) == pytest.approx((0.125 - mean) * math.sqrt(48), rel=1e-4)
@@ -144,7 +144,7 @@ def test_contrast_moves_each_channel_about_its_own_mean() -> None:
     assert made[0, :, 0].tolist() == [[5.0, 35.0], [100.0, 100.0], [0.0, 0.0]]
 
 
-def test_colours_come_in_the_drawn_order_and_are_clipped_only_at_the_end() -> None:
+def test_colors_come_in_the_drawn_order_and_are_clipped_only_at_the_end() -> None:
     given = pictures(2).double()
     drawn = torch.tensor([[40.0, 40.0], [1.3, 1.3], [0.1, 0.1], [1.4, 1.4], [0.0, 1.0]], dtype=torch.float64)
     saturation, hue, contrast = (row[:1, None, None, None] for row in drawn[1:4])
@@ -156,9 +156,9 @@ def test_colours_come_in_the_drawn_order_and_are_clipped_only_at_the_end() -> No
     assert not torch.allclose(late, contrasted(given[:1] + 40, contrast), atol=1)
 
 
-def test_colours_are_drawn_within_their_ranges_and_both_orders_as_often() -> None:
-    recipe = make_recipe("augment.colour={brightness: 0.2, saturation: [0.5, 1.25], hue: 0.1, contrast: [0.75, 2]}")
-    rows = augment.colours(recipe, positions(20_000))
+def test_colors_are_drawn_within_their_ranges_and_both_orders_as_often() -> None:
+    recipe = make_recipe("augment.color={brightness: 0.2, saturation: [0.5, 1.25], hue: 0.1, contrast: [0.75, 2]}")
+    rows = crop.colors(recipe, positions(20_000))
     for row, (low, high) in zip(rows[:4], ((-51, 51), (0.5, 1.25), (-0.1, 0.1), (0.75, 2)), strict=True):
         assert low <= row.min() < low + 0.01 * (high - low)
         assert high >= row.max() > high - 0.01 * (high - low)
@@ -170,7 +170,7 @@ def test_colours_are_drawn_within_their_ranges_and_both_orders_as_often() -> Non
 def test_erased_boxes_have_the_wanted_area_and_shape_and_lie_inside() -> None:
     recipe = make_recipe("augment.erase={chance: 0.25, area: [0.1, 0.4], aspect: [0.5, 2]}")
     side = 100
-    top, left, bottom, right = augment.boxes(recipe, positions(20_000), side)[:4]
+    top, left, bottom, right = crop.boxes(recipe, positions(20_000), side)[:4]
     height, width = bottom - top, right - left
     erased = height > 0
     assert abs(erased.mean() - 0.25) < 0.01
@@ -187,25 +187,25 @@ def test_erased_boxes_have_the_wanted_area_and_shape_and_lie_inside() -> None:
 
 def test_a_box_that_never_fits_erases_nothing() -> None:
     recipe = make_recipe("augment.erase={chance: 1, area: [1, 1], aspect: [1, 1]}")
-    assert not augment.boxes(recipe, positions(100), 32)[:4].any()
+    assert not crop.boxes(recipe, positions(100), 32)[:4].any()
 
 
-def test_cutout_is_centred_on_every_pixel_alike_and_cut_at_the_border() -> None:
-    rows = augment.boxes(make_recipe("augment.cutout=4"), positions(20_000), SIDE)[4:]
-    centres = {}
-    for centre in range(SIDE):
-        centres[(max(0, centre - 2), min(SIDE, centre + 2))] = 0
+def test_cutout_is_centered_on_every_pixel_alike_and_cut_at_the_border() -> None:
+    rows = crop.boxes(make_recipe("augment.cutout=4"), positions(20_000), SIDE)[4:]
+    centers = {}
+    for center in range(SIDE):
+        centers[(max(0, center - 2), min(SIDE, center + 2))] = 0
     for top, left, bottom, right in rows.T.astype(int).tolist():
-        assert (left, right) in centres
-        centres[(top, bottom)] += 1
-    assert min(centres.values()) > 20_000 / SIDE * 0.9
+        assert (left, right) in centers
+        centers[(top, bottom)] += 1
+    assert min(centers.values()) > 20_000 / SIDE * 0.9
 
 
-def test_boxes_become_zero_after_normalisation_and_nothing_else_changes() -> None:
+def test_boxes_become_zero_after_normalization_and_nothing_else_changes() -> None:
     words = ("augment.erase.chance=0.7", "augment.cutout=3")
     given = pictures(32)
     made, plain = pixels(*words).changed(given, 64), pixels().plain(given)
-    edges = augment.boxes(make_recipe(*words), np.arange(64, 96, dtype=np.int64), SIDE).astype(int)
+    edges = crop.boxes(make_recipe(*words), np.arange(64, 96, dtype=np.int64), SIDE).astype(int)
     expected = plain.clone()
     for image, (a, b, c, d, e, f, g, h) in enumerate(edges.T.tolist()):
         expected[image, :, a:c, b:d] = 0
@@ -220,7 +220,7 @@ def test_the_image_side_follows_the_step_and_validation_does_not() -> None:
     assert [schedule.side(plan, step) for step in range(6)] == [8, 8, 4, 6, 6, 6]
     maker = Pixels(plan, CPU, torch.float64)
     assert [maker.changed(pictures(4), 16 * step).shape[2] for step in range(4)] == [8, 8, 4, 6]
-    halved = pixels("augment.side={0%: 4}", "data.normalise=mean", "data.mean=[0, 0, 0]").changed(pictures(1), 0)
+    halved = pixels("augment.side={0%: 4}", "data.normalize=mean", "data.mean=[0, 0, 0]").changed(pictures(1), 0)
     # Every second pixel of a picture smoothed by (1, 3, 3, 1) / 8, whose weights are renewed at the border.
     weights = torch.zeros(4, 8, dtype=torch.float64)
     for row in range(4):
@@ -241,8 +241,8 @@ def test_exact_means_are_means() -> None:
     [
         (("augment.erase.area=[0.5, 0.1]",), "augment.erase.area: expected the smaller bound first, so [0.1, 0.5]"),
         (("augment.erase.aspect=[3, 0.3]",), "augment.erase.aspect: expected the smaller bound first"),
-        (("augment.colour.saturation=[1.5, 0.5]",), "augment.colour.saturation: expected the smaller bound first"),
-        (("augment.colour.contrast=[2, 1]",), "augment.colour.contrast: expected the smaller bound first"),
+        (("augment.color.saturation=[1.5, 0.5]",), "augment.color.saturation: expected the smaller bound first"),
+        (("augment.color.contrast=[2, 1]",), "augment.color.contrast: expected the smaller bound first"),
         (("mix.cutmix={name: uniform, low: 0.9, high: 0.2}",), "mix.cutmix: expected the smaller bound first"),
         (("augment.alternate_flip=true",), "augment: flip and alternate_flip exclude each other"),
         (("augment.side={0 seconds: 4}",), "augment.side"),
@@ -250,7 +250,7 @@ def test_exact_means_are_means() -> None:
         (("augment.side=24",), "augment.side: expected times and pixels, such as {0%: 24, 50%: 32}"),
         (("augment.policy=autoargument",), "did you mean 'autoaugment'?"),
         (("augment.policy={name: randaugment, magnitude: 11}",), "augment.policy.magnitude"),
-        (("data.normalise=median",), "data.normalise: expected mean-std or mean or unit or image, found 'median'"),
+        (("data.normalize=median",), "data.normalize: expected mean-std or mean or unit or image, found 'median'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(words: tuple[str, ...], message: str) -> None:
@@ -259,7 +259,7 @@ def test_settings_that_make_no_sense_are_refused(words: tuple[str, ...], message
     assert message in str(caught.value)
 
 
-GREY = ("data.channels=1", "data.mean=[0.5]", "data.std=[0.5]")
+GRAY = ("data.channels=1", "data.mean=[0.5]", "data.std=[0.5]")
 
 
 @pytest.mark.parametrize(
@@ -267,8 +267,8 @@ GREY = ("data.channels=1", "data.mean=[0.5]", "data.std=[0.5]")
     [
         (("augment.cutout=9",), "augment.cutout 9 is larger than images of 8 pixels a side; write less"),
         (("augment.cutout=7", "augment.side={0%: 6}"), "augment.cutout 7 is larger than images of 6 pixels a side"),
-        (("augment.policy=randaugment", *GREY), "augment.policy is for images of three channels, and these have 1"),
-        (("augment.colour.hue=0.1", *GREY), "augment.colour is for images of three channels, and these have 1"),
+        (("augment.policy=randaugment", *GRAY), "augment.policy is for images of three channels, and these have 1"),
+        (("augment.color.hue=0.1", *GRAY), "augment.color is for images of three channels, and these have 1"),
         (("augment.side={0%: 9}",), "augment.side from 0% on is 9; resnet8 and these images allow 1 to 8"),
         (
             ("model=inception-v4", "data.side=80", "augment.side={0%: 74}"),
@@ -283,8 +283,8 @@ def test_plans_refuse_what_the_images_cannot_have(words: tuple[str, ...], messag
     assert message in str(caught.value)
 
 
-def test_grey_images_may_be_erased_cut_out_and_made_smaller() -> None:
-    plan = make_plan(*GREY, "augment.erase.chance=1", "augment.cutout=2", "augment.side={0%: 6}")
+def test_gray_images_may_be_erased_cut_out_and_made_smaller() -> None:
+    plan = make_plan(*GRAY, "augment.erase.chance=1", "augment.cutout=2", "augment.side={0%: 6}")
     made = Pixels(plan, CPU, torch.float32).changed(pictures(4)[:, :1], 0)
     assert made.shape == (4, 1, 6, 6)
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from conftest import SMALL, make_plan, make_recipe
-from paceline import placement
 from paceline import reconcile as planning
 from paceline.errors import PlanError, UserError
 from paceline.launch import Launch
 from paceline.machine import Machine
-from paceline.placement import Placement
-from paceline.plan import NetworkFacts, Plan
+from paceline.planning import NetworkFacts, Plan
+from paceline.settings import placement
+from paceline.settings.placement import Placement
 
 GIB = 1 << 30
 PLACES: list[dict[str, Any]] = [{"device": "cuda", "precision": "32.32"}, {"device": "cuda"}, {"device": "cpu"}]

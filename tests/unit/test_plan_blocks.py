@@ -8,7 +8,7 @@ import pytest
 
 from conftest import make_plan
 from paceline.errors import PlanError
-from paceline.plan import NetworkFacts
+from paceline.planning import NetworkFacts
 
 RESNET8 = ["stem", "stage1/unit1", "stage2/unit1", "stage3/unit1", "head"]
 NETWORK = NetworkFacts(1, 1, blocks=("stem", *(f"stage1/unit{n}" for n in range(1, 12)), "stage2/unit1", "top", "head"))
@@ -150,7 +150,7 @@ def test_mean_and_spread_have_one_value_for_each_channel(words: tuple[str, ...],
     assert refusal(*words) == message
 
 
-def test_grey_images_are_planned_once_mean_and_spread_fit() -> None:
+def test_gray_images_are_planned_once_mean_and_spread_fit() -> None:
     plan = make_plan("data.channels=1", "data.mean=[0.5]", "data.std=[0.25]")
     assert (plan.facts.channels, plan.data.mean, plan.data.std) == (1, (0.5,), (0.25,))
 

@@ -12,20 +12,20 @@ from numpy.typing import NDArray
 
 from conftest import make_recipe
 from paceline import keyed
-from paceline.data import policy
-from paceline.data.policy import KINDS, MOVES, NUMBERS, ONE, TENSORFLOW, TIMM, TORCH, matrices
-from paceline.model.policy import apply, operate
+from paceline.augment import policy
+from paceline.augment.policy import KINDS, MOVES, NUMBERS, ONE, TENSORFLOW, TIMM, TORCH, matrices
+from paceline.augment.policy_ops import apply, operate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SIDE, GREY = 17, 128
+SIDE, GRAY = 17, 128
 BRIGHTNESS = {round((1 + sign * level / 10) * ONE) for sign in (-1, 1) for level in (9, 7, 6, 3)}
 """The factors of all levels of brightness in CIFAR-10's table."""
 FACTORS = (0.0, 0.125, 0.75, 1.0, 1.5, 1.875)
 
 
 def pictures() -> NDArray[np.uint8]:
-    """Noise, noise of little contrast, one single colour, and a channel of few values."""
+    """Noise, noise of little contrast, one single color, and a channel of few values."""
     words = keyed.words(keyed.key(0, "pictures"), np.arange(5 * 3 * SIDE * SIDE, dtype=np.int64))[0]
     made = (words >> 24).astype(np.uint8).reshape(5, 3, SIDE, SIDE)
     made[1] = made[1] // 4 + 60
@@ -44,7 +44,7 @@ def operated(kind: str, number: int | NDArray[np.int64], smooth: bool = False) -
     else:
         numbers[:] = number
     given = torch.tensor(numbers, dtype=torch.int32)
-    made: NDArray[np.int64] = operate(kind, torch.tensor(PICTURES), given, GREY, smooth).numpy().astype(np.int64)
+    made: NDArray[np.int64] = operate(kind, torch.tensor(PICTURES), given, GRAY, smooth).numpy().astype(np.int64)
     return made
 
 
@@ -98,9 +98,9 @@ def test_shears_and_moves_make_pillow_s_pictures(
 ) -> None:
     image = pytest.importorskip("PIL.Image")
     sampling = image.Resampling.BILINEAR if smooth else image.Resampling.NEAREST
-    grey = (GREY,) * 3
+    gray = (GRAY,) * 3
     expected = by_pillow(
-        lambda picture: picture.transform(picture.size, image.Transform.AFFINE, matrix, sampling, fillcolor=grey)
+        lambda picture: picture.transform(picture.size, image.Transform.AFFINE, matrix, sampling, fillcolor=gray)
     )
     found = operated("affine", matrices(name, np.full(len(PICTURES), amount), SIDE), smooth)
     assert np.abs(found - expected).max() <= (1 if smooth else 0)
@@ -112,7 +112,7 @@ def test_shears_and_moves_make_pillow_s_pictures(
 def test_turns_make_pillow_s_pictures(angle: float, smooth: bool) -> None:
     image = pytest.importorskip("PIL.Image")
     sampling = image.Resampling.BILINEAR if smooth else image.Resampling.NEAREST
-    expected = by_pillow(lambda picture: picture.rotate(angle, sampling, fillcolor=(GREY,) * 3))
+    expected = by_pillow(lambda picture: picture.rotate(angle, sampling, fillcolor=(GRAY,) * 3))
     found = operated("affine", matrices("rotate", np.full(len(PICTURES), angle), SIDE), smooth)
     assert np.abs(found - expected).max() <= (1 if smooth else 0)
 
@@ -136,8 +136,8 @@ def row_of(*values: int) -> torch.Tensor:
         ("contrast", [2 * ONE], (50, 100, 150), (0, 100, 200)),
         ("color", [0], (9, 99, 199), (9, 99, 199)),
         ("sharpness", [0], (1, 200, 3), (1, 200, 3)),
-        ("affine", [ONE, 0, ONE + ONE // 2, 0, ONE, ONE // 2], (1, 2, 3), (2, 3, GREY)),
-        ("cutout", [0, 1, 1, 3], (1, 2, 3, 4), (1, GREY, GREY, 4)),
+        ("affine", [ONE, 0, ONE + ONE // 2, 0, ONE, ONE // 2], (1, 2, 3), (2, 3, GRAY)),
+        ("cutout", [0, 1, 1, 3], (1, 2, 3, 4), (1, GRAY, GRAY, 4)),
         ("equalize", [0], (5, 5, 9), (5, 5, 9)),
     ],
 )
@@ -145,12 +145,12 @@ def test_small_pictures_become_what_a_hand_makes_of_them(
     kind: str, numbers: list[int], before: tuple[int, ...], after: tuple[int, ...]
 ) -> None:
     given = torch.tensor(numbers + [0] * (NUMBERS - len(numbers)), dtype=torch.int32)[:, None]
-    assert operate(kind, row_of(*before), given, GREY, False)[0].tolist() == row_of(*after)[0].tolist()
+    assert operate(kind, row_of(*before), given, GRAY, False)[0].tolist() == row_of(*after)[0].tolist()
 
 
 def test_equalize_spreads_frequent_values_apart() -> None:
     picture = row_of(*([10] * 255 + [11] * 255 + [200] * 90))
-    made = operate("equalize", picture, torch.zeros(NUMBERS, 1, dtype=torch.int32), GREY, False)
+    made = operate("equalize", picture, torch.zeros(NUMBERS, 1, dtype=torch.int32), GRAY, False)
     assert sorted(set(made.flatten().tolist())) == [0, 128, 255]  # 510 pixels below the last value: steps of 2
 
 
@@ -175,7 +175,7 @@ def test_a_pair_is_chosen_for_each_image_and_each_half_comes_by_its_chance() -> 
         for kind in ("posterize", "equalize", "contrast"):
             expected = sum(pair[place][1] for pair in pairs if pair[place][0] == kind) / len(pairs)
             assert abs((layer.kinds == KINDS.index(kind)).mean() - expected) < 0.01
-    # Whoever got contrast in the second layer, got colour or nothing in the first: they are one pair.
+    # Whoever got contrast in the second layer, got color or nothing in the first: they are one pair.
     before = first.kinds[second.kinds == KINDS.index("contrast")]
     assert set(before.tolist()) == {0, KINDS.index("color")}
 
@@ -271,7 +271,7 @@ def test_layers_follow_one_another_and_change_nobody_else() -> None:
     numbers[0] = 200
     layers = [policy.Layer(np.array(kinds), numbers), policy.Layer(np.array(kinds[::-1]), numbers)]
     given = torch.tensor(PICTURES)
-    made = apply(given, layers, GREY, smooth=False)
+    made = apply(given, layers, GRAY, smooth=False)
     solarized = torch.where(given < 200, given, 255 - given)
     inverted = 255 - given
     twice = torch.where(solarized < 200, solarized, 255 - solarized)

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from conftest import Paceline, make_plan
 from paceline import keyed
-from paceline.architecture import Activation
-from paceline.data.loader import open_loader
+from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError
 from paceline.model.build import build_network
-from paceline.model.init import initialise, published
+from paceline.model.init import initialize, published
 from paceline.model.norm import QUANTILES, GroupNormAct, ProxyNormAct
 from paceline.model.whole import Whole
+from paceline.settings.model import Activation
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -116,7 +116,7 @@ def test_a_gaussian_comes_out_with_mean_0_and_spread_1_but_for_epsilon(activatio
 
 def test_it_starts_from_a_standard_gaussian() -> None:
     norm = ProxyNormAct(CHANNELS, GROUPS, EPSILON, PROXY_EPSILON).double()
-    initialise(norm, make_plan().recipe.init, 0)
+    initialize(norm, make_plan().recipe.init, 0)
     x = numbers("x", 2, CHANNELS, 3, 3)
     behind = norm.quantiles.clamp(min=0)
     expected = (F.relu(F.group_norm(x, GROUPS, eps=EPSILON)) - behind.mean()) / (
@@ -171,7 +171,7 @@ def test_every_proxy_of_a_network_learns(words: tuple[str, ...]) -> None:
     world = World(torch.device("cpu"))
     whole = Whole(plan, world)
     if words[0] != "model=googlenet":  # large: torch's own weights do
-        initialise(whole.module, published(plan.recipe.init, plan.recipe.model), 0)
+        initialize(whole.module, published(plan.recipe.init, plan.recipe.model), 0)
     whole.learn(next(open_loader(plan, None, 0, world.device).training(0)))
     found = [norm for norm in norms(whole.module) if norm.activation]
     assert found

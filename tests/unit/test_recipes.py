@@ -11,18 +11,19 @@ from pathlib import Path
 import pytest
 
 from conftest import make_plan
-from paceline import schedule, shipped, spec
-from paceline.architecture import ResNet
-from paceline.command.job import read_placement, read_recipe
+from paceline import schedule
 from paceline.command.recipes import row, run
-from paceline.dataset import Centre, Files, Squash
+from paceline.job import read_placement, read_recipe
 from paceline.machine import Machine
 from paceline.model import tables
-from paceline.optimisation import Cosine, Exponential, Lamb, Lars, Polynomial, RmsProp, WeightDecay
-from paceline.pictures import AutoAugment, Crop, LogarithmicCut, RandAugment, UniformCut
-from paceline.plan import Plan
-from paceline.recipe import BatchNorm, GroupNorm, Recipe
+from paceline.planning import Plan
 from paceline.reconcile import make_plan as reconcile
+from paceline.settings import build, shipped
+from paceline.settings.augment import AutoAugment, Crop, LogarithmicCut, RandAugment, UniformCut
+from paceline.settings.data import Center, Files, Squash
+from paceline.settings.model import ResNet
+from paceline.settings.optimizer import Cosine, Exponential, Lamb, Lars, Polynomial, RmsProp, WeightDecay
+from paceline.settings.recipe import BatchNorm, GroupNorm, Recipe
 
 DOCS = Path(__file__).parents[2] / "docs"
 IMAGES = 1_281_167
@@ -266,14 +267,14 @@ def test_every_shipped_recipe_and_placement_is_in_the_tables() -> None:
 
 @pytest.mark.parametrize("cells", rows(PUBLISHED), ids=lambda cells: cells[0])
 def test_a_recipe_has_the_published_numbers(cells: list[str]) -> None:
-    name, batch, norm, epochs, optimiser, momentum, peak, fall, warm, decay, smooth, area, sides = cells
+    name, batch, norm, epochs, optimizer, momentum, peak, fall, warm, decay, smooth, area, sides = cells
     plan = plan_of(name)
     recipe = plan.recipe
     assert recipe.global_batch == int(batch)
     assert plan.norm_batch == (None if norm == "-" else int(norm))
     assert recipe.epochs == float(epochs)
-    assert recipe.optimiser.name == optimiser
-    assert getattr(recipe.optimiser, "momentum", None) == (None if momentum == "-" else float(momentum))
+    assert recipe.optimizer.name == optimizer
+    assert getattr(recipe.optimizer, "momentum", None) == (None if momentum == "-" else float(momentum))
     assert plan.peak_lr == pytest.approx(float(peak), rel=1e-6)
     assert recipe.schedule.name == fall
     assert plan.images_in(recipe.schedule.warmup) == int(warm) * plan.epoch_images
@@ -319,7 +320,7 @@ def test_a_recipe_says_where_it_comes_from(name: str) -> None:
 
 @pytest.mark.parametrize("name", shipped.names("recipes"))
 def test_the_list_of_recipes_shows_what_their_pages_say(name: str) -> None:
-    recipe = spec.build(Recipe, shipped.tree("recipes", name))
+    recipe = build.build(Recipe, shipped.tree("recipes", name))
     shown = row(name)
     assert shown == {
         "name": name,
@@ -367,7 +368,7 @@ def test_the_documents_list_every_published_placement(name: str) -> None:
     + [(name, 2.5e-6) for name in ("efficientnet-b4-g16-lars-6144", "efficientnet-b4-lars-6144")],
 )
 def test_graphcore_lars_decays_inside_its_ratio_too(name: str, own: float) -> None:
-    lars = plan_of(name).recipe.optimiser
+    lars = plan_of(name).recipe.optimizer
     assert isinstance(lars, Lars)
     assert (lars.trust, lars.decay, lars.epsilon, lars.momentum_correction) == (0.001, own, 0, False)
     assert lars.skip_names == ("norm", "bias")
@@ -397,7 +398,7 @@ def test_recipes_for_mlperf_end_at_its_rate_and_are_judged_when_they_were(name: 
 )  # fmt: skip
 def test_mlperf_recipes_keep_the_rules(batch: int, decay: float, steps: int) -> None:
     plan = plan_of(f"resnet50-mlperf-{batch}")
-    lars, fall = plan.recipe.optimiser, plan.recipe.schedule
+    lars, fall = plan.recipe.optimizer, plan.recipe.schedule
     assert isinstance(lars, Lars)
     assert isinstance(fall, Polynomial)
     assert (lars.decay, lars.trust, lars.epsilon) == (decay, 0.001, 0)
@@ -409,7 +410,7 @@ def test_mlperf_recipes_keep_the_rules(batch: int, decay: float, steps: int) -> 
     assert plan.recipe.weight_decay == (WeightDecay() if reference else only_the_dense_bias)
     assert (fall.first, fall.extra_steps, lars.momentum_correction) == ((0, 1, False) if reference else (1, 0, True))
     assert isinstance(plan.data, Files)
-    assert plan.data.normalise == ("mean" if reference else "mean-std")
+    assert plan.data.normalize == ("mean" if reference else "mean-std")
 
 
 @pytest.mark.parametrize("name", named("resnet50-lars-") + named("resnet50-momentum-") + named("b4-g16-lars"))
@@ -421,7 +422,7 @@ def test_graphcore_tensorflow_crops_and_smooths_like_tensorflow(name: str) -> No
     assert plan.recipe.loss.smooth_over == "others"
     assert isinstance(plan.data, Files)
     side = plan.facts.side
-    assert plan.data.evaluation == Centre(name="centre", short=side * 256 // 224)
+    assert plan.data.evaluation == Center(name="center", short=side * 256 // 224)
 
 
 @pytest.mark.parametrize(
@@ -435,8 +436,8 @@ def test_graphcore_tensorflow_crops_and_smooths_like_tensorflow(name: str) -> No
 def test_graphcore_efficientnets_are_mixed_averaged_and_forget_by_their_batch(name: str, decay: float) -> None:
     plan = plan_of(name)
     recipe = plan.recipe
-    assert isinstance(recipe.optimiser, RmsProp)
-    assert (recipe.optimiser.decay, recipe.optimiser.form, recipe.optimiser.epsilon) == (decay, "tensorflow", 1e-3)
+    assert isinstance(recipe.optimizer, RmsProp)
+    assert (recipe.optimizer.decay, recipe.optimizer.form, recipe.optimizer.epsilon) == (decay, "tensorflow", 1e-3)
     assert decay == 1 - plan.global_batch * 2.0**-14
     assert isinstance(recipe.schedule, Exponential)
     assert recipe.schedule.factor == 0.97
@@ -472,7 +473,7 @@ def test_nvcnn_crops_squashes_and_falls_as_published(name: str) -> None:
     plan = plan_of(name)
     assert isinstance(plan.data, Files)
     assert plan.data.evaluation == Squash(name="squash", share=0.875)
-    assert plan.data.normalise == "unit"
+    assert plan.data.normalize == "unit"
     assert plan.recipe.augment.crop.aspect == (0.8, 1.25)
     assert not plan.recipe.weight_decay.skip_names
     assert not plan.recipe.weight_decay.skip_dimensions
@@ -503,7 +504,7 @@ def test_graphcore_pytorch_changes_the_rate_sixteen_times_an_epoch() -> None:
 
 
 def test_a_cosine_may_call_its_first_step_one() -> None:
-    words = ("data.images=160", "epochs=10", "optimiser.lr=1")
+    words = ("data.images=160", "epochs=10", "optimizer.lr=1")
     rates = [
         [schedule.lr(plan, step) for step in range(100)]
         for plan in (make_plan(*words, f"schedule={{name: cosine, warmup: 2 epochs, first: {n}}}") for n in (0, 1))
@@ -558,13 +559,13 @@ def test_nvcnn_networks_stride_and_drop_as_published(name: str, word: str, value
 @pytest.mark.parametrize("cells", [cells for cells in rows(PLACED) if "b4" in cells[1]])
 def test_four_images_are_mixed_where_the_micro_batch_has_as_many(cells: list[str]) -> None:
     mix, micro_batch = plan_of(cells[1]).recipe.mix, int(cells[2])
-    if mix.cutmix:  # partners there are neighbours in the whole micro-batch
+    if mix.cutmix:  # partners there are neighbors in the whole micro-batch
         assert mix.block == micro_batch
 
 
 def test_of_graphcore_s_tensorflow_efficientnets_the_one_with_batch_norm_divides_by_the_deviation() -> None:
     pages = [name for name in named("efficientnet-b4") if "pytorch" not in name and "nvidia" not in name]
-    ways = {name: data.normalise for name in pages if isinstance(data := plan_of(name).data, Files)}
+    ways = {name: data.normalize for name in pages if isinstance(data := plan_of(name).data, Files)}
     whole = {"efficientnet-b4-lars-6144": "mean-std", "efficientnet-b4-g16-graphcore-bench": "mean-std"}
     assert ways == {name: whole.get(name, "mean") for name in pages}
 
@@ -630,8 +631,8 @@ def test_timm_a3_is_lamb_on_binary_losses_at_160_pixels() -> None:
     assert rates == pytest.approx(
         [1e-4, *(1e-6 + (8e-3 - 1e-6) * (1 + math.cos(math.pi * epoch / 100)) / 2 for epoch in (5, 99))], rel=1e-12
     )
-    assert isinstance(recipe.optimiser, Lamb)
-    assert recipe.optimiser.scales == "decayed"
+    assert isinstance(recipe.optimizer, Lamb)
+    assert recipe.optimizer.scales == "decayed"
     assert isinstance(recipe.augment.policy, RandAugment)
     assert (recipe.augment.policy.form, recipe.augment.policy.spread) == ("timm", 0.5)
 

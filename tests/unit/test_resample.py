@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from paceline import keyed
-from paceline.data import resample as module
-from paceline.data.resample import resample
+from paceline.data.load import resample as module
+from paceline.data.load.resample import resample
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

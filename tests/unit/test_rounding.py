@@ -1,4 +1,4 @@
-"""Stochastic rounding: always a neighbour, right on average, and the same wherever it is done."""
+"""Stochastic rounding: always a neighbor, right on average, and the same wherever it is done."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_what_16_bits_can_hold_stays(dtype: torch.dtype, value: float) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("value", [1.001, -1.001, 0.3, -3.14159, 1e-3, 777.77, 3e-6, -1.3e-7, 2.0**-14 * 1.0003])
-def test_every_number_becomes_a_neighbour_and_the_mean_is_kept(dtype: torch.dtype, value: float) -> None:
+def test_every_number_becomes_a_neighbor_and_the_mean_is_kept(dtype: torch.dtype, value: float) -> None:
     made = rounded(value, dtype).double()
     down, up = made.min(), made.max()
     exact = float(torch.tensor(value))

@@ -7,9 +7,9 @@ import torch
 
 from conftest import make_plan
 from paceline.errors import PlanError, SpecError
-from paceline.plan import Plan
-from paceline.train.scaling import BOUNDS, PATIENCE, START, LossScale
-from paceline.train.state import State, begin, fresh, restore, to_files
+from paceline.planning import Plan
+from paceline.training.loss_scale import BOUNDS, PATIENCE, START, LossScale
+from paceline.training.state import State, begin, fresh, restore, to_files
 from paceline.world import join
 
 CPU = torch.device("cpu")

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.data import scan
-from paceline.data.formats import Found, Unit
-from paceline.data.formats import folder as folders
-from paceline.data.scan import open_index
-from paceline.data.table import Flag, Index, Table
-from paceline.dataset import Files
+from paceline.data.index import scan
+from paceline.data.index.formats import Found, Unit
+from paceline.data.index.formats import folder as folders
+from paceline.data.index.scan import open_index
+from paceline.data.index.table import Flag, Index, Table
 from paceline.errors import DataError
+from paceline.settings.data import Files
 from pictures_made import class_name, make_pictures, split, write_folder, write_tars, write_tfrecord
 
 PICTURES = make_pictures(120, 5)
@@ -298,7 +298,7 @@ def test_a_damaged_index_is_made_again(made: Path, tmp_path: Path) -> None:
 
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
-    assert not scan.recognised(tmp_path)
+    assert not scan.recognized(tmp_path)
     with pytest.raises(DataError, match="no images are here; expected class folders"):
         open_index(files(), tmp_path)
 
@@ -306,8 +306,8 @@ def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
 LOOK_AGAIN = """
 import sys, time
 from pathlib import Path
-from paceline.data.scan import open_index
-from paceline.dataset import Files
+from paceline.data.index.scan import open_index
+from paceline.settings.data import Files
 import numpy, json, hashlib, concurrent.futures
 
 def memory():

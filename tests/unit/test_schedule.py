@@ -8,14 +8,14 @@ import pytest
 
 from conftest import make_plan
 from paceline import schedule
-from paceline.plan import Plan
+from paceline.planning import Plan
 
 PEAK = 0.5
 
 
 def plan_of(text: str, steps: int = 100, lr: object = PEAK) -> Plan:
     """A plan of so many steps, ten of them an epoch."""
-    plan = make_plan("data.images=160", f"epochs={steps / 10}", f"optimiser.lr={lr}", f"schedule={text}")
+    plan = make_plan("data.images=160", f"epochs={steps / 10}", f"optimizer.lr={lr}", f"schedule={text}")
     assert plan.steps == steps
     return plan
 

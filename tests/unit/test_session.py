@@ -12,16 +12,16 @@ from rich.console import Console
 
 from conftest import make_plan
 from paceline import checkpoint
-from paceline.data.loader import open_loader
-from paceline.plan import Plan
+from paceline.data.load.loader import open_loader
+from paceline.planning import Plan
 from paceline.record import Run
 from paceline.sink import Sink
 from paceline.sink.console import Terminal
-from paceline.train.loop import train
-from paceline.train.session import take_up
-from paceline.train.state import fresh
-from paceline.train.wishes import Signals, Stopped, Wishes
-from paceline.train.words import say_goodbye, say_hello, too_large
+from paceline.training.loop import train
+from paceline.training.messages import say_goodbye, say_hello, too_large
+from paceline.training.requests import Signals, Stopped, Wishes
+from paceline.training.session import take_up
+from paceline.training.state import fresh
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from conftest import make_plan
-from paceline.data import shapes, source, store
-from paceline.data.source import Source, open_source
+from paceline.data.index import file
+from paceline.data.load import arrays, shapes
+from paceline.data.load.arrays import Source, open_source
 
 GOLDEN = {
     "train": "31e49760a3c6937845e2848160ff020dc41aee9ec1c25e3b2867576970aa8437",
@@ -128,7 +129,7 @@ def test_a_cache_that_cannot_be_written_is_only_slower(
 
 def test_a_version_of_its_own_keeps_older_drawings_out(draws: Draws, monkeypatch: pytest.MonkeyPatch) -> None:
     opened()
-    monkeypatch.setattr(source, "SHAPES_VERSION", source.SHAPES_VERSION + 1)
+    monkeypatch.setattr(arrays, "SHAPES_VERSION", arrays.SHAPES_VERSION + 1)
     check(opened())
     assert draws.count == 4
 
@@ -136,9 +137,9 @@ def test_a_version_of_its_own_keeps_older_drawings_out(draws: Draws, monkeypatch
 def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_CACHE", "/a")
     monkeypatch.setenv("XDG_CACHE_HOME", "/b")
-    assert store.cache_folder() == Path("/a")
+    assert file.cache_folder() == Path("/a")
     monkeypatch.delenv("PACELINE_CACHE")
-    assert store.cache_folder() == Path("/b/paceline")
+    assert file.cache_folder() == Path("/b/paceline")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/c")
-    assert store.cache_folder() == Path("/c/.cache/paceline")
+    assert file.cache_folder() == Path("/c/.cache/paceline")

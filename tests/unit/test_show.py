@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.command.show import counted, show_facts, show_rows, shown
+from paceline.command.tables import counted, show_facts, show_rows, shown
 
 
 @pytest.mark.parametrize(

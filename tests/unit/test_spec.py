@@ -8,12 +8,12 @@ import re
 import pytest
 
 from conftest import SMALL, make_recipe
-from paceline import hint, shipped, spec
-from paceline.architecture import Outside
 from paceline.errors import SpecError
-from paceline.optimisation import Constant, Sgd, Stepped
-from paceline.placement import Placement
-from paceline.recipe import Recipe
+from paceline.settings import build, shipped, suggest
+from paceline.settings.model import Outside
+from paceline.settings.optimizer import Constant, Sgd, Stepped
+from paceline.settings.placement import Placement
+from paceline.settings.recipe import Recipe
 
 SECONDS = "depends on the machine's speed; write epochs, steps, images or %"
 LR = "expected a learning rate such as 0.1, '2^-6 per image' or '0.1 per 256 images', found "
@@ -23,15 +23,15 @@ AMOUNT = "expected an amount with its unit (epochs, steps, images or %)"
 SECTION = "this is a section with keys of its own, found "
 
 
-def make(text: str, words: tuple[str, ...], model: type[spec.Settings]) -> None:
+def make(text: str, words: tuple[str, ...], model: type[build.Settings]) -> None:
     """Settings from a page and overrides."""
-    tree = spec.read(text, "test.yaml")
+    tree = build.read(text, "test.yaml")
     for word in words:
-        spec.override(tree, word, model)
-    spec.build(model, tree)
+        build.override(tree, word, model)
+    build.build(model, tree)
 
 
-def fault_of(text: str, *words: str, model: type[spec.Settings] = Recipe) -> str:
+def fault_of(text: str, *words: str, model: type[build.Settings] = Recipe) -> str:
     """The message for a page and overrides that are wrong."""
     with pytest.raises(SpecError) as caught:
         make(text, words, model)
@@ -66,7 +66,7 @@ def fault_of(text: str, *words: str, model: type[spec.Settings] = Recipe) -> str
             "test.yaml:12: lr_factors.stem: expected a number, found 'fast'",
         ),
         ("side: 8", "side: 8, std: [1, 0, 1]", "test.yaml:3: data.std.1: input should be greater than 0, found 0"),
-        ("name: momentum", "name: momentun", "test.yaml:7: optimiser: no optimiser is named 'momentun'; did you mean"),
+        ("name: momentum", "name: momentun", "test.yaml:7: optimizer: no optimizer is named 'momentun'; did you mean"),
         ("epochs: 1", "epochs: many", "test.yaml:6: epochs: expected a number, found 'many'"),
         ("global_batch: 16", "global_batch: 16.5", "test.yaml:4: global_batch: expected a whole number, found 16.5"),
         ("global_batch: 16", "global_batch: 0", "test.yaml:4: global_batch: input should be greater than 0, found 0"),
@@ -79,7 +79,7 @@ def fault_of(text: str, *words: str, model: type[spec.Settings] = Recipe) -> str
         ("epochs: 1", "epochs: 1\nepochs: 2", "test.yaml:7: 'epochs' is written twice; keep one of them"),
         ("pad: 1", "pad: 1, pad: 2", "test.yaml:9: 'pad' is written twice; keep one of them"),
         ("global_batch: 16\n", "", "test.yaml:2: recipe needs 'global_batch'"),
-        (", lr: 0.1", "", "test.yaml:7: optimiser: momentum needs 'lr'"),
+        (", lr: 0.1", "", "test.yaml:7: optimizer: momentum needs 'lr'"),
         (
             "epochs: 1",
             "tail: dropp\nepochs: 1",
@@ -87,8 +87,8 @@ def fault_of(text: str, *words: str, model: type[spec.Settings] = Recipe) -> str
         ),
         ("{name: momentum", "[name: momentum", "test.yaml:7: this is not YAML: "),
         ("epochs: 1", "epochs: 1\n- 3", "test.yaml:7: this is not YAML: "),
-        ("lr: 0.1", "lr: fast", f"test.yaml:7: optimiser.lr: {LR}'fast'"),
-        ("lr: 0.1", "lr: -0.1", "test.yaml:7: optimiser.lr: expected a learning rate of at least 0, found -0.1"),
+        ("lr: 0.1", "lr: fast", f"test.yaml:7: optimizer.lr: {LR}'fast'"),
+        ("lr: 0.1", "lr: -0.1", "test.yaml:7: optimizer.lr: expected a learning rate of at least 0, found -0.1"),
         ("report: 1 steps", "report: 5", f"test.yaml:10: report: {AMOUNT}, such as '5 epochs'"),
         ("report: 1 steps", "report: soon", f"test.yaml:10: report: {AMOUNT}"),
         ("report: 1 steps", "report: 10 seconds", f"test.yaml:10: report: '10 seconds' {SECONDS}"),
@@ -120,31 +120,31 @@ def test_a_fault_on_a_page_says_the_line_and_what_to_write(old: str, new: str, s
     ("word", "start"),
     [
         ("epoch=3", "'epoch=3': recipe has no 'epoch'; did you mean 'epochs'?"),
-        ("optimiser.rate=3", "'optimiser.rate=3': optimiser: momentum has no 'rate'; did you mean 'optimiser.lr'?"),
-        ("lr=0.1", "'lr=0.1': recipe has no 'lr'; did you mean 'optimiser.lr'?"),
+        ("optimizer.rate=3", "'optimizer.rate=3': optimizer: momentum has no 'rate'; did you mean 'optimizer.lr'?"),
+        ("lr=0.1", "'lr=0.1': recipe has no 'lr'; did you mean 'optimizer.lr'?"),
         ("mixup=0.2", "'mixup=0.2': recipe has no 'mixup'; did you mean 'mix.mixup'?"),
-        ("momentum=1", "'momentum=1': recipe has no 'momentum'; did you mean 'norm.momentum' or 'optimiser.momentum'?"),
+        ("momentum=1", "'momentum=1': recipe has no 'momentum'; did you mean 'norm.momentum' or 'optimizer.momentum'?"),
         ("augment.mixup=0.2", "'augment.mixup=0.2': augment: augment has no 'mixup'; did you mean 'mix.mixup'?"),
         ("smoothing=0.1", "'smoothing=0.1': recipe has no 'smoothing'; did you mean 'loss.label_smoothing'?"),
         ("batch_size=32", "'batch_size=32': recipe has no 'batch_size'; did you mean 'global_batch'?"),
         ("ema=0.99", "'ema=0.99': recipe has no 'ema'; did you mean 'average.decay'?"),
-        ("optimizer.lr=0.1", "'optimizer.lr=0.1': recipe has no 'optimizer'; did you mean 'optimiser'?"),
+        ("optimizer.lr=0.1", "'optimizer.lr=0.1': recipe has no 'optimizer'; did you mean 'optimizer'?"),
         ("a.b.c=1", "'a.b.c=1': recipe has no 'a'; there is about, "),
-        ("optimiser..lr=1", "'optimiser..lr=1': expected key=value, such as"),
+        ("optimizer..lr=1", "'optimizer..lr=1': expected key=value, such as"),
         (".=1", "'.=1': expected key=value, such as"),
         ("data.evaluation.short=8", "'data.evaluation.short=8': data: made has no 'evaluation'; there is channels, "),
         (
-            "optimiser=3",
-            "'optimiser=3': optimiser: expected a name, such as sgd or momentum or rmsprop or lars, found 3",
+            "optimizer=3",
+            "'optimizer=3': optimizer: expected a name, such as sgd or momentum or rmsprop or lars, found 3",
         ),
         ("weight_decay=1e-4", f"'weight_decay=1e-4': weight_decay: {SECTION}0.0001; write weight_decay.rate=0.0001"),
         ("clip=1", f"'clip=1': clip: {SECTION}1; write clip.value=1 or clip.norm=1 or clip.adaptive=1"),
         ("init=runs/a", f"'init=runs/a': init: {SECTION}'runs/a'; write init.from=runs/a"),
         ("evaluate=never", f"'evaluate=never': evaluate: {SECTION}'never'; write evaluate.every=... or evaluate."),
         ("schedule.warmup=5", f"'schedule.warmup=5': schedule.warmup: {AMOUNT}, such as '5 epochs'"),
-        ("optimiser.name=sdg", "'optimiser.name=sdg': optimiser: no optimiser is named 'sdg'; did you mean 'sgd'?"),
-        ("optimiser=sdg", "'optimiser=sdg': optimiser: no optimiser is named 'sdg'; did you mean 'sgd'?"),
-        ("optimiser=sgd", "'optimiser=sgd': optimiser: sgd needs 'lr'"),
+        ("optimizer.name=sdg", "'optimizer.name=sdg': optimizer: no optimizer is named 'sdg'; did you mean 'sgd'?"),
+        ("optimizer=sdg", "'optimizer=sdg': optimizer: no optimizer is named 'sdg'; did you mean 'sgd'?"),
+        ("optimizer=sgd", "'optimizer=sgd': optimizer: sgd needs 'lr'"),
         ("data=cifar", "'data=cifar': data: no data is named 'cifar'; did you mean 'cifar10'?"),
         ("schedule=stepped", "'schedule=stepped': schedule: stepped needs 'drops'"),
         ("epochs=many", "'epochs=many': epochs: expected a number, found 'many'"),
@@ -170,14 +170,14 @@ def test_a_fault_on_a_page_says_the_line_and_what_to_write(old: str, new: str, s
         ),
         ("lr_factors=", "'lr_factors=': lr_factors: expected 'key: value' lines, found null"),
         ("epochs.x=3", "'epochs.x=3': 'epochs' is a single value and has no keys of its own"),
-        ("epochs", "'epochs': expected key=value, such as epochs=20 or optimiser.lr=0.2"),
-        ("=3", "'=3': expected key=value, such as epochs=20 or optimiser.lr=0.2"),
+        ("epochs", "'epochs': expected key=value, such as epochs=20 or optimizer.lr=0.2"),
+        ("=3", "'=3': expected key=value, such as epochs=20 or optimizer.lr=0.2"),
         ("report=5", f"'report=5': report: {AMOUNT}, such as '5 epochs'"),
         ("report=0.25", f"'report=0.25': report: {AMOUNT}, such as '0.25 epochs'"),
         ("report=10 seconds", f"'report=10 seconds': report: '10 seconds' {SECONDS}"),
         ("evaluate.every=0 epochs", "'evaluate.every=0 epochs': evaluate.every: "),
-        ("optimiser.lr=fast", f"'optimiser.lr=fast': optimiser.lr: {LR}'fast'"),
-        ("optimiser.lr=0.1.2 per image", f"'optimiser.lr=0.1.2 per image': optimiser.lr: {LR}"),
+        ("optimizer.lr=fast", f"'optimizer.lr=fast': optimizer.lr: {LR}'fast'"),
+        ("optimizer.lr=0.1.2 per image", f"'optimizer.lr=0.1.2 per image': optimizer.lr: {LR}"),
         (
             "loss.label_smoothing=1",
             "'loss.label_smoothing=1': loss.label_smoothing: input should be less than 1, found",
@@ -220,8 +220,8 @@ def test_a_fault_in_a_placement_quotes_the_override(word: str, start: str) -> No
         "epochs=1_.5",
         "report=1/0 epochs",
         "report=1.5/2 epochs",
-        "optimiser.lr=2^2000 per image",
-        "optimiser.lr=0.1 per 0 images",
+        "optimizer.lr=2^2000 per image",
+        "optimizer.lr=0.1 per 0 images",
         "schedule={name: exponential, every: 0 epochs}",
     ],
 )
@@ -256,31 +256,31 @@ def test_a_number_of_very_many_digits_is_one_short_line(key: str, digits: int) -
 
 
 def test_a_section_for_another_file_is_sent_there() -> None:
-    tree = spec.read(SMALL + "on: {precision: 16.32}\n", "test.yaml")
+    tree = build.read(SMALL + "on: {precision: 16.32}\n", "test.yaml")
     with pytest.raises(SpecError) as caught:
-        spec.build(Recipe, tree, ["on.precision"])
+        build.build(Recipe, tree, ["on.precision"])
     assert str(caught.value) == (
         "test.yaml:11: recipe has no 'on'; put its keys into a file given with --on FILE, or write on.KEY=VALUE"
     )
 
 
 def test_a_key_of_another_kind_is_not_looked_for_elsewhere() -> None:
-    message = fault_of(SMALL, "optimiser={name: sgd, lr: 1, momentum: 0.9}")
-    assert message.endswith("optimiser: sgd has no 'momentum'; there is lr, name")
+    message = fault_of(SMALL, "optimizer={name: sgd, lr: 1, momentum: 0.9}")
+    assert message.endswith("optimizer: sgd has no 'momentum'; there is lr, name")
 
 
 def test_a_prefix_is_no_part_of_the_key_and_stays_in_the_message() -> None:
-    tree = spec.Tree()
-    spec.override(tree, "on.replicas=2", Placement, prefix="on.")
+    tree = build.Tree()
+    build.override(tree, "on.replicas=2", Placement, prefix="on.")
     assert tree.values == {"replicas": 2}
     assert tree.place(("replicas",)) == "'on.replicas=2'"
 
 
 def test_the_addresses_of_a_recipe_are_those_of_the_kinds_it_names() -> None:
-    every, named = spec.addresses(Recipe), spec.addresses(Recipe, {"optimiser": {"name": "sgd"}})
-    assert {"epochs", "optimiser", "optimiser.lr", "optimiser.trust", "data.evaluation.short"} <= set(every)
-    assert "optimiser.lr" in named
-    assert "optimiser.trust" not in named
+    every, named = build.addresses(Recipe), build.addresses(Recipe, {"optimizer": {"name": "sgd"}})
+    assert {"epochs", "optimizer", "optimizer.lr", "optimizer.trust", "data.evaluation.short"} <= set(every)
+    assert "optimizer.lr" in named
+    assert "optimizer.trust" not in named
     assert len(set(every)) == len(every)
 
 
@@ -289,11 +289,11 @@ def test_text_with_forbidden_characters_is_not_yaml() -> None:
 
 
 def test_a_page_that_lacks_keys_is_told_all_of_them() -> None:
-    assert fault_of("") == "test.yaml: recipe needs 'model', 'global_batch', 'epochs', 'optimiser', 'schedule'"
+    assert fault_of("") == "test.yaml: recipe needs 'model', 'global_batch', 'epochs', 'optimizer', 'schedule'"
     assert fault_of(SMALL.replace("{name: momentum, lr: 0.1}", "sgd").replace("epochs: 1\n", "")) == (
         "test.yaml:2: recipe needs 'epochs' (and 1 more)"
     )
-    assert fault_of(SMALL, "optimiser={name: adamw, lr: 1, betas: []}").endswith("values in this list (and 1 more)")
+    assert fault_of(SMALL, "optimizer={name: adamw, lr: 1, betas: []}").endswith("values in this list (and 1 more)")
 
 
 def test_a_page_that_is_a_list_is_refused() -> None:
@@ -305,7 +305,7 @@ def test_settings_that_nest_without_end_are_refused() -> None:
 
 
 def test_only_true_false_null_and_numbers_are_more_than_text() -> None:
-    tree = spec.read(
+    tree = build.read(
         "a: yes\nb: on\nc: 0x10\nd: 2024-01-01\ne: 1_000\nf: 1e3\ng: .5\nh: ~\ni: true\nj: '3'\nk: 12:30:00\nl: -4\nm:",
         "t",
     )
@@ -318,45 +318,45 @@ def test_only_true_false_null_and_numbers_are_more_than_text() -> None:
 
 
 def test_the_place_of_a_value_is_its_line_or_that_of_what_holds_it() -> None:
-    tree = spec.read("a: 1\nb:\n  c: 2\n  d: [3,\n    4]\n", "page.yaml")
+    tree = build.read("a: 1\nb:\n  c: 2\n  d: [3,\n    4]\n", "page.yaml")
     assert tree.place(("a",)) == "page.yaml:1"
     assert tree.place(("b", "c")) == "page.yaml:3"
     assert tree.place(("b", "d", 1)) == "page.yaml:5"
     assert tree.place(("b", "missing", "deeper")) == "page.yaml:2"
     assert tree.place(("missing",)) == "page.yaml:1"
-    spec.override(tree, "e.f.g=1", Recipe)
+    build.override(tree, "e.f.g=1", Recipe)
     assert tree.place(("e",)) == tree.place(("e", "f")) == "'e.f.g=1'"
-    assert spec.Tree().place(("missing",)) == "settings"
+    assert build.Tree().place(("missing",)) == "settings"
 
 
 def test_a_kind_may_be_given_by_its_name_alone() -> None:
     assert make_recipe("schedule=constant").schedule == Constant(name="constant")
-    assert make_recipe("optimiser={name: sgd, lr: 0.5}").optimiser.lr.at(16) == 0.5
+    assert make_recipe("optimizer={name: sgd, lr: 0.5}").optimizer.lr.at(16) == 0.5
 
 
 def test_choosing_another_kind_drops_what_the_page_said_of_the_old_one() -> None:
     page = SMALL.replace("lr: 0.1", "lr: 0.1, momentum: 0.8, nesterov: true")
-    chosen = make_recipe("optimiser.name=sgd", text=page).optimiser
+    chosen = make_recipe("optimizer.name=sgd", text=page).optimizer
     assert isinstance(chosen, Sgd)
     assert chosen.lr.at(16) == 0.1  # a key that both kinds know stays
-    again = make_recipe("optimiser.name=momentum", text=page).optimiser
+    again = make_recipe("optimizer.name=momentum", text=page).optimizer
     assert again.model_dump()["nesterov"] is True
 
 
 def test_choosing_another_kind_keeps_and_checks_what_an_override_said() -> None:
     page = SMALL.replace("lr: 0.1", "lr: 0.1, nesterov: true")
-    message = fault_of(page, "optimiser.momentum=0.5", "optimiser.name=sgd")
-    assert message.startswith("'optimiser.momentum=0.5': optimiser: sgd has no 'momentum'"), message
-    message = fault_of(page, "optimiser.name=sgd", "optimiser.momentum=0.5")
-    assert message.startswith("'optimiser.momentum=0.5': optimiser: sgd has no 'momentum'"), message
+    message = fault_of(page, "optimizer.momentum=0.5", "optimizer.name=sgd")
+    assert message.startswith("'optimizer.momentum=0.5': optimizer: sgd has no 'momentum'"), message
+    message = fault_of(page, "optimizer.name=sgd", "optimizer.momentum=0.5")
+    assert message.startswith("'optimizer.momentum=0.5': optimizer: sgd has no 'momentum'"), message
     chosen = make_recipe("schedule.drops=[50%]", "schedule.name=stepped").schedule
     assert isinstance(chosen, Stepped)
 
 
 def test_choosing_an_unknown_kind_forgets_nothing() -> None:
-    tree = spec.read(SMALL, "test.yaml")
-    spec.override(tree, "optimiser.name=adam", Recipe)
-    assert tree.values["optimiser"] == {"name": "adam", "lr": 0.1}
+    tree = build.read(SMALL, "test.yaml")
+    build.override(tree, "optimizer.name=adam", Recipe)
+    assert tree.values["optimizer"] == {"name": "adam", "lr": 0.1}
 
 
 def test_an_override_reaches_into_a_kind_given_by_name_and_into_sections_not_written() -> None:
@@ -420,10 +420,10 @@ def test_no_text_but_a_package_s_name_is_cut_at_a_colon() -> None:
     ],
 )
 def test_a_dump_says_where_another_package_s_network_came_from(page: str, words: tuple[str, ...], place: str) -> None:
-    tree = spec.read(SMALL.replace("resnet8", page), "test.yaml")
+    tree = build.read(SMALL.replace("resnet8", page), "test.yaml")
     for word in words:
-        spec.override(tree, word, Recipe)
-    dumped = spec.dump(spec.build(Recipe, tree), tree)
+        build.override(tree, word, Recipe)
+    dumped = build.dump(build.build(Recipe, tree), tree)
     (line,) = [line for line in dumped.splitlines() if line.startswith("  network: a ")]
     assert line.partition("# ")[2] == place
 
@@ -436,18 +436,18 @@ def test_weights_from_elsewhere_are_written_with_the_key_from(source: str) -> No
     recipe = make_recipe(text=SMALL + f"init: {{from: {quoted}}}\n")
     assert recipe.init.from_ == source
     assert make_recipe(f"init.from={quoted}") == recipe
-    dumped = spec.dump(recipe)
+    dumped = build.dump(recipe)
     assert "\n  from: " in dumped
     assert "from_" not in dumped
-    assert spec.build(Recipe, spec.read(dumped, "dump")) == recipe
-    assert spec.differences(make_recipe(), recipe) == [f"init.from: null -> '{source}'"]
+    assert build.build(Recipe, build.read(dumped, "dump")) == recipe
+    assert build.differences(make_recipe(), recipe) == [f"init.from: null -> '{source}'"]
 
 
 def test_a_dump_says_where_from_came_from() -> None:
-    tree = spec.read(SMALL + "init: {from: runs/a}\n", "test.yaml")
-    dumped = spec.dump(spec.build(Recipe, tree), tree)
+    tree = build.read(SMALL + "init: {from: runs/a}\n", "test.yaml")
+    dumped = build.dump(build.build(Recipe, tree), tree)
     assert re.search(r"^  from: runs/a +# test.yaml:11$", dumped, re.MULTILINE)
-    assert re.search(r"^  from: null +# default$", spec.dump(make_recipe(), spec.Tree()), re.MULTILINE)
+    assert re.search(r"^  from: null +# default$", build.dump(make_recipe(), build.Tree()), re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -470,20 +470,20 @@ def test_a_dump_says_where_from_came_from() -> None:
 )
 def test_a_dump_reads_back_as_the_same_recipe(words: tuple[str, ...]) -> None:
     recipe = make_recipe(*words)
-    for places in (None, spec.Tree()):
-        assert spec.build(Recipe, spec.read(spec.dump(recipe, places), "dump")) == recipe
+    for places in (None, build.Tree()):
+        assert build.build(Recipe, build.read(build.dump(recipe, places), "dump")) == recipe
 
 
 def test_an_empty_section_is_written_as_one() -> None:
-    assert "\nlr_factors: {}\n" in spec.dump(make_recipe())
+    assert "\nlr_factors: {}\n" in build.dump(make_recipe())
     assert make_recipe(text=SMALL + "lr_factors: {}\n") == make_recipe()
 
 
 def test_factors_of_blocks_are_compared_one_by_one() -> None:
     one, other = make_recipe(), make_recipe("lr_factors={head: 10, stage1: 0.1}")
-    assert set(spec.differences(one, other)) == {"lr_factors.head: null -> 10.0", "lr_factors.stage1: null -> 0.1"}
+    assert set(build.differences(one, other)) == {"lr_factors.head: null -> 10.0", "lr_factors.stage1: null -> 0.1"}
     third = make_recipe("lr_factors={head: 10, stage1: 0.2}")
-    assert spec.differences(other, third) == ["lr_factors.stage1: 0.1 -> 0.2"]
+    assert build.differences(other, third) == ["lr_factors.stage1: 0.1 -> 0.2"]
 
 
 @pytest.mark.parametrize(
@@ -491,11 +491,11 @@ def test_factors_of_blocks_are_compared_one_by_one() -> None:
     [("recompute=all", ("all",)), ("recompute=[stage1, head]", ("stage1", "head")), ("recompute=[]", ())],
 )
 def test_blocks_to_compute_again_are_a_name_or_a_list(word: str, blocks: tuple[str, ...]) -> None:
-    tree = spec.Tree()
-    spec.override(tree, word, Placement)
-    placed = spec.build(Placement, tree)
+    tree = build.Tree()
+    build.override(tree, word, Placement)
+    placed = build.build(Placement, tree)
     assert placed.recompute == blocks
-    assert spec.build(Placement, spec.read(spec.dump(placed), "dump")) == placed
+    assert build.build(Placement, build.read(build.dump(placed), "dump")) == placed
 
 
 def test_a_later_override_wins() -> None:
@@ -507,16 +507,16 @@ def test_a_later_override_wins() -> None:
 )
 def test_any_text_survives_being_written_and_read(about: str) -> None:
     recipe = make_recipe().model_copy(update={"about": about})
-    for places in (None, spec.Tree()):
-        page = "recipe:\n" + spec.dump(recipe, places, "  ")
-        assert spec.read(page, "dump").values["recipe"]["about"] == about
+    for places in (None, build.Tree()):
+        page = "recipe:\n" + build.dump(recipe, places, "  ")
+        assert build.read(page, "dump").values["recipe"]["about"] == about
 
 
 def test_a_dump_says_where_each_value_came_from() -> None:
-    tree = spec.read("model: resnet8\noptimiser:\n  name: sgd\n  lr: 0.1\n" + "global_batch: 8\nepochs: 1\n", "p.yaml")
-    spec.override(tree, "schedule=constant", Recipe)
-    spec.override(tree, "augment.pad=2", Recipe)
-    dumped = spec.dump(spec.build(Recipe, tree), tree)
+    tree = build.read("model: resnet8\noptimizer:\n  name: sgd\n  lr: 0.1\n" + "global_batch: 8\nepochs: 1\n", "p.yaml")
+    build.override(tree, "schedule=constant", Recipe)
+    build.override(tree, "augment.pad=2", Recipe)
+    dumped = build.dump(build.build(Recipe, tree), tree)
     places = {line.partition(":")[0]: line.partition("# ")[2] for line in dumped.splitlines() if "# " in line}
     assert places["  lr"] == "p.yaml:4"
     assert places["global_batch"] == "p.yaml:5"
@@ -524,21 +524,21 @@ def test_a_dump_says_where_each_value_came_from() -> None:
     assert places["  flip"] == "default"
     assert places["seed"] == "default"
     names = [line.partition("# ")[2] for line in dumped.splitlines() if line.startswith("  name:")]
-    assert names == ["p.yaml:1", "default", "p.yaml:3", "'schedule=constant'"]  # model, norm, optimiser, schedule
+    assert names == ["p.yaml:1", "default", "p.yaml:3", "'schedule=constant'"]  # model, norm, optimizer, schedule
 
 
 def test_a_dump_does_not_trace_a_default_to_a_line_that_an_override_replaced() -> None:
-    tree = spec.read(SMALL.replace("constant", "{name: cosine, warmup: 3 steps}"), "p.yaml")
-    spec.override(tree, "schedule=constant", Recipe)
-    dumped = spec.dump(spec.build(Recipe, tree), tree)
+    tree = build.read(SMALL.replace("constant", "{name: cosine, warmup: 3 steps}"), "p.yaml")
+    build.override(tree, "schedule=constant", Recipe)
+    dumped = build.dump(build.build(Recipe, tree), tree)
     warmup = next(line for line in dumped.splitlines() if line.startswith("  warmup: 0 steps"))
     assert warmup.partition("# ")[2] in ("default", "'schedule=constant'")
 
 
 def test_differences_name_the_key_and_both_values() -> None:
     one, other = make_recipe(), make_recipe("epochs=3", "augment.flip=false", "about=new")
-    assert spec.differences(one, one) == []
-    assert set(spec.differences(one, other)) == {
+    assert build.differences(one, one) == []
+    assert set(build.differences(one, other)) == {
         "epochs: 1.0 -> 3.0",
         "augment.flip: true -> false",
         "about: '' -> 'new'",
@@ -546,11 +546,11 @@ def test_differences_name_the_key_and_both_values() -> None:
 
 
 def test_differences_between_kinds_name_the_keys_of_both() -> None:
-    one, other = make_recipe(), make_recipe("optimiser.name=sgd")
-    assert set(spec.differences(one, other)) == {
-        "optimiser.name: 'momentum' -> 'sgd'",
-        "optimiser.momentum: 0.9 -> null",
-        "optimiser.nesterov: false -> null",
+    one, other = make_recipe(), make_recipe("optimizer.name=sgd")
+    assert set(build.differences(one, other)) == {
+        "optimizer.name: 'momentum' -> 'sgd'",
+        "optimizer.momentum: 0.9 -> null",
+        "optimizer.nesterov: false -> null",
     }
 
 
@@ -564,7 +564,7 @@ def test_differences_between_kinds_name_the_keys_of_both() -> None:
     ],
 )
 def test_the_nearest_choice_is_suggested_or_all_are_listed(word: str, choices: list[str], said: str) -> None:
-    assert hint.nearest(word, choices) == said
+    assert suggest.nearest(word, choices) == said
 
 
 def test_settings_cannot_be_changed() -> None:
@@ -574,7 +574,7 @@ def test_settings_cannot_be_changed() -> None:
 
 @pytest.mark.parametrize("name", shipped.names("recipes"))
 def test_every_shipped_recipe_is_valid_and_says_what_it_is_about(name: str) -> None:
-    recipe = spec.build(Recipe, shipped.tree("recipes", name))
+    recipe = build.build(Recipe, shipped.tree("recipes", name))
     assert recipe.about
 
 
@@ -596,5 +596,5 @@ def test_a_page_of_ones_own_is_read_by_its_path(tmp_path_factory: pytest.TempPat
     page = tmp_path_factory.mktemp("pages") / "mine.yaml"
     page.write_text(SMALL)
     tree = shipped.tree("recipes", str(page))
-    assert spec.build(Recipe, tree) == make_recipe()
+    assert build.build(Recipe, tree) == make_recipe()
     assert tree.place(("epochs",)) == f"{page}:6"

@@ -31,18 +31,19 @@ from files_made import (
     trained,
 )
 from paceline import keyed
-from paceline.data import augment, encoded
-from paceline.data.boxes import evaluation_boxes, training_boxes
-from paceline.data.decode import decode_into
-from paceline.data.encoded import listed, open_splits
-from paceline.data.header import look
-from paceline.data.identity import digest_of
-from paceline.data.order import training_order
-from paceline.data.stream import EvaluationCuts, filler
-from paceline.data.workers import Chunk, Processes
-from paceline.dataset import Files
+from paceline.augment import crop
+from paceline.augment.boxes import evaluation_boxes, training_boxes
+from paceline.data.index.fingerprint import digest_of
+from paceline.data.index.image_header import look
+from paceline.data.load import image_files
+from paceline.data.load.decode import decode_into
+from paceline.data.load.files import EvaluationCuts, filler
+from paceline.data.load.image_files import listed, open_splits
+from paceline.data.load.order import training_order
+from paceline.data.load.workers import Chunk, Processes
 from paceline.errors import DataError, PlanError, ReadFailed, SpecError
-from paceline.plan import Plan
+from paceline.planning import Plan
+from paceline.settings.data import Files
 from pictures_made import Made, split, write_folder, write_tars
 
 PICTURES = clean_pictures(40)
@@ -61,7 +62,7 @@ def alone(plan: Plan, picture: Made, position: int, number: int, side: int) -> P
     width, height, flags = look(picture.bytes)
     place = np.array([position])
     box = training_boxes(plan.recipe.seed, plan.recipe.augment.crop, place, np.array([width]), np.array([height]))[0]
-    mirrored = augment.draw(plan.recipe, place, np.array([number]), place // plan.epoch_images)[2]
+    mirrored = crop.draw(plan.recipe, place, np.array([number]), place // plan.epoch_images)[2]
     out = np.zeros((side, side, 3), np.uint8)
     decode_into(picture.bytes, flags, width, height, box, bool(mirrored[0]), plan.data.resize, out)
     return out
@@ -109,10 +110,10 @@ def test_a_turned_image_is_upright_only_where_the_data_says_so(tmp_path: Path) -
     folder = write_folder(PICTURES, tmp_path, 1 / 7)
     number = next(number for number, picture in enumerate(TRAINING) if picture.odd == "turned")
     plans = [
-        file_plan(folder, *WORDS, f"data.orientation={how}", "augment.crop.area=[1, 1]") for how in ("ignore", "honour")
+        file_plan(folder, *WORDS, f"data.orientation={how}", "augment.crop.area=[1, 1]") for how in ("ignore", "honor")
     ]
-    ignored, honoured = (trained(plan, folder, 0, 3) for plan in plans)
-    differ = [place for place in range(48) if not np.array_equal(ignored[0][place], honoured[0][place])]
+    ignored, honored = (trained(plan, folder, 0, 3) for plan in plans)
+    differ = [place for place in range(48) if not np.array_equal(ignored[0][place], honored[0][place])]
     where = np.flatnonzero(training_order(plans[0]).images(np.arange(48)) == number)
     assert differ == where.tolist()
 
@@ -332,7 +333,7 @@ def test_a_validation_crop_larger_than_what_it_is_cut_out_of_is_refused(folder: 
 def test_a_disk_that_is_gone_ends_the_loader_without_waiting_for_what_is_ahead(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoded, "PAUSES", (0.01,) * 5)
+    monkeypatch.setattr(image_files, "PAUSES", (0.01,) * 5)
     plan = file_plan(folder, *WORDS, "global_batch=64", "on.micro_batch=64")
     attempts = [0]
     real = os.pread

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from conftest import make_recipe
-from paceline.architecture import Model, Outside
-from paceline.dataset import Facts
 from paceline.model import tables
 from paceline.model.build import build_network
-from paceline.model.chance import Chances
+from paceline.model.cost import survey
+from paceline.model.dropout import Chances
 from paceline.model.norm import BatchNormAct, NormAct
-from paceline.model.survey import survey
-from paceline.recipe import Recipe
+from paceline.settings.data import Facts
+from paceline.settings.model import Model, Outside
+from paceline.settings.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

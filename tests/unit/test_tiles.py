@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from paceline.data import jpeg, tiles
+from paceline.data.pack import libjpeg, tiles
 
 Pixels = NDArray[np.uint8]
 
@@ -157,7 +157,7 @@ def saved(mode: str, form: str) -> bytes:
 
 
 REFUSED: dict[str, Callable[[], bytes]] = {
-    "four colours": lambda: saved("CMYK", "JPEG"),
+    "four colors": lambda: saved("CMYK", "JPEG"),
     "another format": lambda: saved("RGB", "PNG"),
     "cut short": lambda: encode(noise(64, 64), "420")[:-200],
     "without its end": lambda: encode(noise(64, 64), "420")[:-2],
@@ -206,10 +206,10 @@ def test_tiles_divide_every_row(unit: int) -> None:
 
 
 def test_a_fault_that_libjpeg_cannot_return_from_ends_the_process_alone() -> None:
-    program = "from paceline.data import jpeg; jpeg.transcode(b'no image', 4)"
+    program = "from paceline.data import jpeg; libjpeg.transcode(b'no image', 4)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (jpeg.FATAL, b"", b"")
+    assert (done.returncode, done.stdout, done.stderr) == (libjpeg.FATAL, b"", b"")
 
 
 def test_damage_that_libjpeg_warns_of_is_not_transcoded() -> None:
-    assert jpeg.transcode(encode(noise(64, 64), "420")[:-200], 4) is None
+    assert libjpeg.transcode(encode(noise(64, 64), "420")[:-200], 4) is None

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.architecture import Vgg
-from paceline.model.chance import Dropout
+from paceline.model.dropout import Dropout
+from paceline.model.layers import MakeNorm
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct, GroupNormAct, NormAct
-from paceline.model.parts import MakeNorm
 from paceline.model.vgg import vgg_blocks
-from paceline.recipe import BatchNorm, GroupNorm
+from paceline.settings.model import Vgg
+from paceline.settings.recipe import BatchNorm, GroupNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 
 from conftest import make_plan
 from paceline import checkpoint
-from paceline.dataset import Facts
 from paceline.errors import DataError, UserError
 from paceline.model.branches import Auxiliary
+from paceline.model.layers import Head
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
-from paceline.model.parts import Head
-from paceline.model.weights import adopt, take
+from paceline.model.pretrained import adopt, take
 from paceline.record import Run
-from paceline.train.session import take_up
-from paceline.train.state import State, begin, fresh, to_files
+from paceline.settings.data import Facts
+from paceline.training.session import take_up
+from paceline.training.state import State, begin, fresh, to_files
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -96,15 +96,15 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path: Path)
     assert same(tensors_of(ours), tensors_of(trained()))
 
 
-def test_the_optimiser_and_the_step_start_anew(tmp_path: Path) -> None:
+def test_the_optimizer_and_the_step_start_anew(tmp_path: Path) -> None:
     theirs = trained()
-    for tensor in theirs.optimiser.tensors().values():
+    for tensor in theirs.optimizer.tensors().values():
         tensor.fill_(3)
     checkpoint.write(tmp_path / "checkpoints", 7, to_files(theirs))
     ours = make_state(words_from(tmp_path))
     assert same(tensors_of(ours), tensors_of(theirs))
     assert ours.step == 0
-    assert not any(tensor.any() for tensor in ours.optimiser.tensors().values())
+    assert not any(tensor.any() for tensor in ours.optimizer.tensors().values())
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.float16])
@@ -346,9 +346,9 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, suffix: str, damage: str) ->
     ],
 )
 def test_weights_of_another_network_are_one_line(tmp_path: Path, other: str, message: str) -> None:
-    colours = ("data.mean=[0.5]", "data.std=[0.5]") if "channels" in other else ()
+    colors = ("data.mean=[0.5]", "data.std=[0.5]") if "channels" in other else ()
     with torch.random.fork_rng(devices=[]):
-        theirs = fresh(make_plan(other, *colours), WORLD)
+        theirs = fresh(make_plan(other, *colors), WORLD)
     torch.save(tensors_of(theirs), tmp_path / "weights.pth")
     assert message in one_line(tmp_path / "weights.pth")
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_plan
-from paceline.data.batches import MicroBatch
-from paceline.data.loader import open_loader
-from paceline.model.init import initialise, published
+from paceline.data.load.batches import MicroBatch
+from paceline.data.load.loader import open_loader
+from paceline.model.init import initialize, published
 from paceline.model.whole import Whole
-from paceline.plan import Plan
+from paceline.planning import Plan
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,7 +25,7 @@ EXACT = ("on.precision=64.64",)
 
 def make_whole(plan: Plan) -> Whole:
     whole = Whole(plan, WORLD)
-    initialise(whole.module, published(plan.recipe.init, plan.recipe.model), plan.recipe.seed)
+    initialize(whole.module, published(plan.recipe.init, plan.recipe.model), plan.recipe.seed)
     return whole
 
 

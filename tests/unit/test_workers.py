@@ -17,12 +17,12 @@ import pytest
 
 from conftest import environment
 from files_made import CPU, clean_pictures, file_plan, judged, loading, same, trained
-from paceline.data import store
-from paceline.data.encoded import Cache, Encoded, open_splits
-from paceline.data.scan import open_index
-from paceline.data.workers import Chunk, Faults, Fill, Processes
-from paceline.dataset import Files
+from paceline.data.index import file
+from paceline.data.index.scan import open_index
+from paceline.data.load.image_files import Cache, Encoded, open_splits
+from paceline.data.load.workers import Chunk, Faults, Fill, Processes
 from paceline.errors import DataError
+from paceline.settings.data import Files
 from pictures_made import split, write_folder
 from workers_made import failing, meeting, scanning
 
@@ -180,8 +180,8 @@ import time
 import numpy as np
 import torch
 from files_made import marking
-from paceline.data.rates import _workers
-from paceline.data.workers import Chunk, Processes
+from paceline.data.inspect.measure import _workers
+from paceline.data.load.workers import Chunk, Processes
 
 heard = []
 for number in (signal.SIGINT, signal.SIGTERM):
@@ -254,15 +254,15 @@ def test_an_index_among_temporary_files_is_this_users_alone(folder: Path, tmp_pa
     expected = open_index(data, folder).training.rows
     [place] = (tmp_path / "temporary").iterdir()
     assert place.stat().st_mode & 0o777 == 0o700
-    assert store.places(folder)[-1] == store.writable_place(folder) == place
-    assert store.lasting_place(folder) is None  # decoded pictures do not go there
+    assert file.places(folder)[-1] == file.writable_place(folder) == place
+    assert file.lasting_place(folder) is None  # decoded pictures do not go there
     place.chmod(0o777)  # anybody may have put anything there
-    assert place not in store.places(folder)
-    assert store.writable_place(folder) is None
+    assert place not in file.places(folder)
+    assert file.writable_place(folder) is None
     assert np.array_equal(open_index(data, folder).training.rows, expected)
     shutil.rmtree(place)
     place.symlink_to(folder)
-    assert store.writable_place(folder) is None
+    assert file.writable_place(folder) is None
 
 
 @pytest.mark.usefixtures("nowhere")
@@ -273,5 +273,5 @@ def test_where_nothing_at_all_can_be_written_the_data_is_still_read(
         raise FileNotFoundError("no usable temporary directory")
 
     monkeypatch.setattr(tempfile, "gettempdir", none)
-    assert store.writable_place(folder) is None
+    assert file.writable_place(folder) is None
     assert len(open_index(Files(name="images", classes=10), folder).training) == len(split(PICTURES, 1 / 3)[0])

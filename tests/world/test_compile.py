@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_recipe
-from paceline.dataset import Facts
 from paceline.model.build import build_network
-from paceline.model.chance import Chances, Dropout, StochasticDepth
+from paceline.model.dropout import Chances, Dropout, StochasticDepth
 from paceline.model.network import Network
 from paceline.model.norm import Statistics
-from paceline.train.prove import Outcome, differences
+from paceline.settings.data import Facts
+from paceline.training.trials import Outcome, differences
 
 pytestmark = [
     pytest.mark.long,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conftest import make_plan
-from paceline.train.prove import Outcome, Trial, differences
+from paceline.training.trials import Outcome, Trial, differences
 
 EXACT = 1e-12
 STEPS = 4
@@ -17,7 +17,7 @@ data: {name: generated, images: 96, validation_images: 8, classes: 10, side: 16}
 global_batch: 16
 norm_batch: 8
 epochs: 2
-optimiser: {name: lars, lr: 0.05, decay: 1e-4}
+optimizer: {name: lars, lr: 0.05, decay: 1e-4}
 weight_decay: {rate: 5e-5, skip_names: [norm]}
 clip: {norm: 5.0}
 schedule: {name: cosine, warmup: 2 steps}

@@ -29,13 +29,14 @@ from files_made import (
     trained,
     write_every_format,
 )
-from paceline.data import decode, packing
-from paceline.data.encoded import QUARANTINE, listed
-from paceline.data.scan import open_index
-from paceline.data.table import Flag
-from paceline.dataset import Files
+from paceline.data.index.scan import open_index
+from paceline.data.index.table import Flag
+from paceline.data.load import decode
+from paceline.data.load.image_files import QUARANTINE, listed
+from paceline.data.pack import writer
 from paceline.record import latest, rows_of
-from paceline.train.prove import Outcome, Trial, differences
+from paceline.settings.data import Files
+from paceline.training.trials import Outcome, Trial, differences
 from pictures_made import Made, make_pictures, split, write_folder, write_tars
 
 FORMATS = [*WRITERS, "pack"]
@@ -59,8 +60,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_every_format(pictures, place)
     for kind, write in WRITERS.items():
         write(pictures, place / f"{kind}-whole", 0)
-    whole = packing.open_source(Files(name="images"), place / "folder-whole")
-    packing.make_pack(whole, place / "pack-whole", processes=1)
+    whole = writer.open_source(Files(name="images"), place / "folder-whole")
+    writer.make_pack(whole, place / "pack-whole", processes=1)
     return place
 
 
@@ -124,7 +125,7 @@ def test_two_formats_train_the_same_network(made: Path, tmp_path: Path) -> None:
     assert len(set(one.losses)) == 3
 
 
-LABELLED = ("data.labels=labels.csv", "data.first_label=0")
+LABELED = ("data.labels=labels.csv", "data.first_label=0")
 
 
 @pytest.mark.long
@@ -133,7 +134,7 @@ def test_600_pictures_with_every_pitfall_are_one_run_in_every_format(tmp_path: P
     (tmp_path / "page.yaml").write_text(PAGE.replace("max_bad: 0.2", "max_bad: 0.05"))
     bad, seen, runs = [], [], []
     for kind in FORMATS:
-        words = () if kind == "pack" else LABELLED
+        words = () if kind == "pack" else LABELED
         plan = file_plan(data / kind, *WORDS, *words)
         seen.append((trained(plan, data / kind, 0, 40), judged(plan, data / kind)))
         run = tmp_path / kind
@@ -142,13 +143,13 @@ def test_600_pictures_with_every_pitfall_are_one_run_in_every_format(tmp_path: P
         )
         status, out, errors = training.end(600)
         assert (status, errors) == (0, "")
-        assert "6 damaged images were replaced by a neighbour" in out
+        assert "6 damaged images were replaced by a neighbor" in out
         bad.append(sorted((row["split"], row["image"], row["reason"]) for row in listed(run)))
         runs.append((lessons(run), fingerprint(run)))
-    for kind, found, others, learnt in zip(FORMATS, seen, bad, runs, strict=True):
+    for kind, found, others, learned in zip(FORMATS, seen, bad, runs, strict=True):
         assert all(same(one, other) for one, other in zip(found, seen[0], strict=True)), kind
         assert others == bad[0], kind
-        assert learnt == runs[0], kind
+        assert learned == runs[0], kind
     assert len(seen[0][1][0]) == 83
     reasons = "\n".join(str(reason) for _, _, reason in bad[0])
     for said in ("it is empty", "65,500 x 65,500", "its label 4010 is none of the 10 classes", "Pillow cannot decode"):
@@ -168,7 +169,7 @@ BAD = 5
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """A folder to work in: a page, and tars of which some images are bad, two of them neighbours."""
+    """A folder to work in: a page, and tars of which some images are bad, two of them neighbors."""
     pictures = clean_pictures(60)
     training, judged_ones = (sorted(part, key=lambda picture: picture.key) for part in split(pictures, 1 / 7))
     ways = ["empty", "truncated", "corrupt", "bomb"]
@@ -236,7 +237,7 @@ def test_a_killed_run_lists_bad_images_once_and_goes_on_exactly(work: Path, repl
     whole = start(work, *train("whole", *words))
     status, out, _ = whole.end()
     assert status == 0
-    assert f"{BAD} damaged images were replaced by a neighbour: whole/{QUARANTINE}" in out
+    assert f"{BAD} damaged images were replaced by a neighbor: whole/{QUARANTINE}" in out
     part = start(work, *train("run", *words))
     part.wait_until(part.saved(9))
     part.kill()
@@ -315,7 +316,7 @@ def test_a_file_that_goes_away_and_comes_back_changes_nothing(work: Path, data: 
 
 @pytest.mark.long
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_a_validation_image_that_cannot_be_read_loses_no_judgement(work: Path, epochs: int) -> None:
+def test_a_validation_image_that_cannot_be_read_loses_no_judgment(work: Path, epochs: int) -> None:
     assert frail(work, *train("whole", f"epochs={epochs}")).returncode == 0
     (work / "gone").write_text("validation 3")
     assert frail(work, *train("run", f"epochs={epochs}")).returncode == 75
@@ -363,7 +364,7 @@ def test_the_first_replica_saves_when_another_cannot_read(work: Path) -> None:
 
 
 @pytest.mark.long
-def test_kept_and_cached_images_change_no_judgement(work: Path) -> None:
+def test_kept_and_cached_images_change_no_judgment(work: Path) -> None:
     plain = ("epochs=2", "on.precision=64.64")
     kept = ("on.decoded_validation=true", "on.cache=100 KB")
     for out, words in (("plain", ()), ("first", kept), ("second", kept), ("many", (*kept, "on.loader_threads=5"))):

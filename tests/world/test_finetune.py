@@ -13,8 +13,8 @@ from torch import Tensor
 
 from conftest import Paceline, make_plan
 from paceline import checkpoint
-from paceline.train.prove import Outcome, Trial, differences
-from paceline.train.state import begin, fresh
+from paceline.training.state import begin, fresh
+from paceline.training.trials import Outcome, Trial, differences
 from paceline.world import World
 
 EXACT = 1e-12
@@ -22,10 +22,10 @@ LAYOUTS = [("on.replicas=2", "on.micro_batch=4", "on.recompute=all"), ("on.repli
 STILL = ("stem.", "stage1/", "stage3/")
 TUNED = (
     "model=efficientnet-cifar", "model.survival=0.5", "model.dropout=0.5", "data.side=16",
-    "freeze=[stem, stage1, stage3]", "lr_factors={all: 0.5, head: 10, top: 0}", "optimiser.lr=0.0002",
+    "freeze=[stem, stage1, stage3]", "lr_factors={all: 0.5, head: 10, top: 0}", "optimizer.lr=0.0002",
     "weight_decay.rate=0.001",
 )  # fmt: skip
-HEADED = ("model=googlenet", "data.side=16", "freeze=[stem]", "optimiser.lr=0.0001")
+HEADED = ("model=googlenet", "data.side=16", "freeze=[stem]", "optimizer.lr=0.0001")
 """Calm enough for norm groups of four numbers, which is what its last pictures leave."""
 
 

@@ -22,15 +22,15 @@ import pytest
 from numpy.typing import NDArray
 
 from conftest import environment
-from paceline.data import packing, tiles
-from paceline.data.boxes import evaluation_boxes
-from paceline.data.decode import Decoder, Undecodable, decode_into
-from paceline.data.encoded import Encoded
-from paceline.data.header import look
-from paceline.data.scan import open_index
-from paceline.data.table import Flag, Table
-from paceline.dataset import Centre, Files
+from paceline.augment.boxes import evaluation_boxes
+from paceline.data.index.image_header import look
+from paceline.data.index.scan import open_index
+from paceline.data.index.table import Flag, Table
+from paceline.data.load.decode import Decoder, Undecodable, decode_into
+from paceline.data.load.image_files import Encoded
+from paceline.data.pack import tiles, writer
 from paceline.errors import DataError
+from paceline.settings.data import Center, Files
 from pictures_made import Made, example, make_pictures, sample, tfrecord_record, write_folder
 
 MEMORY = 4 << 30
@@ -135,7 +135,7 @@ def fuzz_image(number: int, originals: list[bytes]) -> str:
     tall, wide = (chance.randint(1, max(1, size)) for size in (height, width))
     top, left = chance.randint(0, max(0, height - tall)), chance.randint(0, max(0, width - wide))
     cropped = np.array([top, left, tall, wide])
-    judged = evaluation_boxes(Centre(name="centre", short=18), 16, np.array([width]), np.array([height]))[0]
+    judged = evaluation_boxes(Center(name="center", short=18), 16, np.array([width]), np.array([height]))[0]
     decoders: tuple[Decoder, ...] = ("fast", "pillow")
     found = {
         (decoder, box.dtype.kind): outcome(content, flags, width, height, box, decoder)
@@ -289,7 +289,7 @@ def test_damaged_images_are_packed_as_they_are_by_workers_that_may_die_of_them(t
         made.append(replace(picture, bytes=content))
     source = Files(name="images", max_bad=1.0)
     found = open_index(source, write_folder(made, tmp_path / "data", 1 / 7))
-    packing.make_pack(found, tmp_path / "pack", processes=2)
+    writer.make_pack(found, tmp_path / "pack", processes=2)
     packed = open_index(source, tmp_path / "pack")
     for mine, yours in ((found.training, packed.training), (found.validation, packed.validation)):
         assert list(mine.keys) == list(yours.keys)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conftest import make_plan
-from paceline.train.prove import Outcome, Trial, differences
+from paceline.training.trials import Outcome, Trial, differences
 
 EXACT = 1e-12
 STEPS = 6
@@ -41,7 +41,7 @@ def test_other_layout_keys_do_not_change_a_bit(tmp_path: Path, whole: Outcome, w
 
 @pytest.mark.parametrize("norm", ["group", "none"])
 def test_norms_of_one_image_give_the_same_run_too(tmp_path: Path, norm: str) -> None:
-    words = (f"norm={norm}", "optimiser.lr=0.01")
+    words = (f"norm={norm}", "optimizer.lr=0.01")
     one = run(tmp_path / "one", *words, "on.micro_batch=16")
     three = run(tmp_path / "three", *words, "on.micro_batch=2", "on.replicas=3")
     assert max(differences(one, three).values()) <= EXACT

@@ -17,7 +17,11 @@ import torch
 from torch import Tensor
 
 from conftest import make_plan, make_recipe
-from paceline.architecture import (
+from paceline.data.load.loader import open_loader
+from paceline.model.network import Carried, Network, recomputing
+from paceline.model.tables import MEMBERS, smallest_side
+from paceline.planning import Plan
+from paceline.settings.model import (
     CifarResNet,
     CifarResNeXt,
     EfficientNet,
@@ -28,15 +32,11 @@ from paceline.architecture import (
     ResNet,
     ResNeXt,
 )
-from paceline.data.loader import open_loader
-from paceline.model.network import Carried, Network, recomputing
-from paceline.model.tables import MEMBERS, smallest_side
-from paceline.plan import Plan
-from paceline.train.evaluate import evaluate
-from paceline.train.loop import update
-from paceline.train.prove import Trial, differences
-from paceline.train.state import State, fresh
-from paceline.train.wishes import Signals, Wishes
+from paceline.training.evaluate import evaluate
+from paceline.training.loop import update
+from paceline.training.requests import Signals, Wishes
+from paceline.training.state import State, fresh
+from paceline.training.trials import Trial, differences
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -94,7 +94,7 @@ def calm(settings: Model) -> tuple[str, ...]:
             epsilon = 0.4  # so many pixels that what is left of a picture is a small difference of large numbers
         case _:
             epsilon = 0.2
-    return (f"norm.epsilon={epsilon}", "optimiser.lr=0.001")
+    return (f"norm.epsilon={epsilon}", "optimizer.lr=0.001")
 
 
 @dataclass

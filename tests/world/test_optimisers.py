@@ -1,4 +1,4 @@
-"""The promise for optimisers that measure whole tensors: the same run on every layout."""
+"""The promise for optimizers that measure whole tensors: the same run on every layout."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from conftest import make_plan
-from paceline.train.prove import Outcome, Trial, differences
+from paceline.training.trials import Outcome, Trial, differences
 
 EXACT = 1e-12
 STEPS = 4
-LARS = ("optimiser={name: lars, lr: 2, trust: 0.02, decay: 1e-4}", "clip={value: 1, norm: 0.5, adaptive: 0.1}")
+LARS = ("optimizer={name: lars, lr: 2, trust: 0.02, decay: 1e-4}", "clip={value: 1, norm: 0.5, adaptive: 0.1}")
 
 
 def run(folder: Path, *words: str) -> Outcome:
@@ -20,7 +20,7 @@ def run(folder: Path, *words: str) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    "words", [LARS, ("optimiser={name: muon, lr: 0.02}", "weight_decay.rate=0.01")], ids=["lars", "muon"]
+    "words", [LARS, ("optimizer={name: muon, lr: 0.02}", "weight_decay.rate=0.01")], ids=["lars", "muon"]
 )
 def test_layout_does_not_change_the_run(tmp_path: Path, words: tuple[str, ...]) -> None:
     one = run(tmp_path / "one", *words, "on.micro_batch=16")

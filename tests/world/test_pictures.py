@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from conftest import make_plan
-from paceline.plan import Plan
-from paceline.train.prove import Trial, differences
+from paceline.planning import Plan
+from paceline.training.trials import Trial, differences
 
 EXACT = 1e-12
 STEPS = 4
 EVERYTHING = (
     "augment={pad: 1, alternate_flip: true, cutout: 3, side: {0%: 6, 2 steps: 8}}",
     "augment.policy={name: randaugment, layers: 2, form: tensorflow, sampling: bilinear}",
-    "augment.colour={brightness: 0.1, saturation: [0.5, 1.5], hue: 0.2, contrast: [0.5, 1.5]}",
+    "augment.color={brightness: 0.1, saturation: [0.5, 1.5], hue: 0.2, contrast: [0.5, 1.5]}",
     "augment.erase.chance=0.5",
-    "data.normalise=image",
+    "data.normalize=image",
     "data.images=40",
     "epochs=3",
     "mix.mixup=0.5",

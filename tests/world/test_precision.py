@@ -9,7 +9,7 @@ import torch
 
 from conftest import Paceline, make_plan
 from paceline.record import latest, rows_of
-from paceline.train.prove import Trial, differences
+from paceline.training.trials import Trial, differences
 
 STEPS = 6
 
@@ -35,7 +35,7 @@ def test_16_bit_replicas_agree_with_one_on_the_first_loss_and_with_each_other(
 ) -> None:
     (tmp_path / "small.yaml").write_text(
         "{model: resnet8, data: {name: generated, images: 96, validation_images: 8, classes: 10, side: 8}, "
-        "global_batch: 16, norm_batch: 4, epochs: 1, optimiser: {name: momentum, lr: 0.1}, schedule: constant, "
+        "global_batch: 16, norm_batch: 4, epochs: 1, optimizer: {name: momentum, lr: 0.1}, schedule: constant, "
         "report: 1 steps}"
     )
     for replicas in ("1", "2"):
@@ -56,7 +56,7 @@ def test_rounding_by_chance_can_be_turned_off(tmp_path: Path) -> None:
     for chance in ("true", "false"):
         folder = tmp_path / chance
         folder.mkdir()
-        words = ("on.precision=16.16", f"on.stochastic_rounding={chance}", "on.micro_batch=16", "optimiser.lr=0.0001")
+        words = ("on.precision=16.16", f"on.stochastic_rounding={chance}", "on.micro_batch=16", "optimizer.lr=0.0001")
         outcomes.append(Trial(folder, None, 4).finish(make_plan(*words)))
     by_chance, nearest = (outcome.tensors["stage3/unit1.conv2.weight"].float() for outcome in outcomes)
     # Steps this small vanish when rounded to the nearest; by chance some weights take them.

@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from conftest import make_plan, make_recipe
-from paceline import shipped
-from paceline.architecture import Vgg
-from paceline.data.loader import open_loader
+from paceline.data.load.loader import open_loader
 from paceline.model.tables import smallest_side
 from paceline.optim.build import decays
-from paceline.optimisation import Lamb, Lars
-from paceline.plan import Plan
-from paceline.train.evaluate import evaluate
-from paceline.train.loop import update
-from paceline.train.state import fresh
-from paceline.train.wishes import Signals, Wishes
+from paceline.planning import Plan
+from paceline.settings import shipped
+from paceline.settings.model import Vgg
+from paceline.settings.optimizer import Lamb, Lars
+from paceline.training.evaluate import evaluate
+from paceline.training.loop import update
+from paceline.training.requests import Signals, Wishes
+from paceline.training.state import fresh
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -48,8 +48,8 @@ def made_small(name: str) -> Plan:
     recipe = make_recipe(text=text)
     side = max(32, smallest_side(recipe.model))
     words = ["global_batch=8", "norm_batch=4", "on.micro_batch=4", "augment.crop={}"]
-    if not isinstance(recipe.optimiser, Lars | Lamb):  # these have steps of one size whatever the batch is
-        words.append(f"optimiser.lr={recipe.optimiser.lr.at(recipe.global_batch) * 8 / recipe.global_batch}")
+    if not isinstance(recipe.optimizer, Lars | Lamb):  # these have steps of one size whatever the batch is
+        words.append(f"optimizer.lr={recipe.optimizer.lr.at(recipe.global_batch) * 8 / recipe.global_batch}")
     if isinstance(recipe.model, Vgg):  # its dense layers are AlexNet's, and would take a billion bytes more
         words.append("model.head=mean")
     if recipe.mix.active:

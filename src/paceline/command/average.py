@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline import checkpoint
-from paceline.command.job import Job, run_replicas
 from paceline.command.resume import stored_job
-from paceline.command.show import counted, show_rows, tell
+from paceline.command.tables import counted, show_rows, tell
 from paceline.errors import RunError, SpecError
+from paceline.job import Job, run_replicas
 from paceline.record import Row, Run, json_text
 
 if TYPE_CHECKING:
-    from paceline.train.average import Blended, Method
+    from paceline.training.averaging import Blended, Method
 
 _ROOM = 20
 """Letters for the steps of an average in a table that fits 80 columns."""
@@ -31,7 +31,7 @@ def run(
     started = run_replicas(job)
     if started is not None:
         return started
-    from paceline.train.average import Method
+    from paceline.training.averaging import Method
 
     rows = make(job, Run(folder, writer=False), last, Method(decay, recalibrate))
     if job.launch is None or job.launch.rank == 0:
@@ -61,12 +61,12 @@ def steps_to_average(folder: Path, last: int | None) -> list[int]:
 
 def make(job: Job, run: Run, last: int | None, method: Method) -> list[Row]:
     """The last checkpoint judged, then the average of all."""
-    from paceline.data.loader import open_loader
-    from paceline.train.average import Blended, average
-    from paceline.train.evaluate import judge
-    from paceline.train.session import settle_torch
-    from paceline.train.state import fresh
-    from paceline.train.taken import give
+    from paceline.data.load.loader import open_loader
+    from paceline.training.averaging import Blended, average
+    from paceline.training.evaluate import judge
+    from paceline.training.restore import give
+    from paceline.training.session import settle_torch
+    from paceline.training.state import fresh
     from paceline.world import join
 
     plan = job.plan
@@ -89,8 +89,8 @@ def make(job: Job, run: Run, last: int | None, method: Method) -> list[Row]:
 
 def _blended(run: Run, last: int | None, method: Method) -> Blended:
     """The checkpoints as one network; where a run that trains removes one of them meanwhile, they are chosen anew."""
-    from paceline.train.average import Blended, read_and_blend
-    from paceline.train.taken import AGAIN, removed
+    from paceline.training.averaging import Blended, read_and_blend
+    from paceline.training.restore import AGAIN, removed
 
     made = Blended()
     for _ in range(AGAIN):

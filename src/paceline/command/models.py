@@ -6,14 +6,14 @@ import typing
 from dataclasses import asdict
 from typing import Any
 
-from paceline import spec
-from paceline.command.show import show_facts, show_rows
-from paceline.dataset import Facts
+from paceline.command.tables import show_facts, show_rows
 from paceline.errors import PlanError, SpecError
 from paceline.model import tables
-from paceline.recipe import Recipe
+from paceline.settings import build
+from paceline.settings.data import Facts
+from paceline.settings.recipe import Recipe
 
-_PAGE = "{global_batch: 1, epochs: 1, optimiser: {name: sgd, lr: 0.1}, schedule: constant}"
+_PAGE = "{global_batch: 1, epochs: 1, optimizer: {name: sgd, lr: 0.1}, schedule: constant}"
 """What a recipe must say beside its model."""
 
 
@@ -32,10 +32,10 @@ def run(name: str | None, words: list[str], blocks: bool, side: int | None, as_j
         ]
         show_rows(rows, as_json)
         return
-    tree = spec.read(_PAGE, "models")
+    tree = build.read(_PAGE, "models")
     for word in [f"model={name}", *words]:
-        spec.override(tree, word, Recipe)
-    recipe = spec.build(Recipe, tree)
+        build.override(tree, word, Recipe)
+    recipe = build.build(Recipe, tree)
     if blocks:
         _show_blocks(recipe, side, as_json)
         return
@@ -57,14 +57,14 @@ def _show_blocks(recipe: Recipe, side: int | None, as_json: bool) -> None:
     smallest = tables.smallest_side(recipe.model)
     if facts.side < smallest:
         raise PlanError(f"{recipe.model.name} needs images of at least {smallest} pixels a side, not {facts.side}")
-    from paceline.model.survey import survey
+    from paceline.model.cost import survey
 
     rows = [asdict(row) for row in survey(recipe, facts)]
     total = {key: "all" if key == "name" else sum(row[key] for row in rows) for key in rows[0]}
     show_rows([*rows, total], as_json)
 
 
-def settings_of(kind: type[spec.Settings]) -> list[dict[str, Any]]:
+def settings_of(kind: type[build.Settings]) -> list[dict[str, Any]]:
     """Each setting of a kind: its key, default, choices and meaning."""
     return [
         {
@@ -73,7 +73,7 @@ def settings_of(kind: type[spec.Settings]) -> list[dict[str, Any]]:
             "choices": _choices(info.annotation),
             "meaning": " ".join((info.description or "").split()),
         }
-        for key, info in spec.fields(kind).items()
+        for key, info in build.fields(kind).items()
         if key != "name"
     ]
 

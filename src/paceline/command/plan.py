@@ -6,16 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paceline import spec
-from paceline.command.job import Job, make_job, read_words
-from paceline.command.show import show_facts
-from paceline.dataset import Made, Shapes
+from paceline.command.tables import show_facts
 from paceline.errors import SpecError
+from paceline.job import Job, make_job, read_words
 from paceline.model import tables
-from paceline.placement import Placement
-from paceline.plan import Plan
-from paceline.recipe import Recipe
+from paceline.planning import Plan
 from paceline.record import numbers_of
+from paceline.settings import build
+from paceline.settings.data import Made, Shapes
+from paceline.settings.placement import Placement
+from paceline.settings.recipe import Recipe
 
 
 def run(
@@ -31,8 +31,8 @@ def run(
     name, words = read_words(recipe, words)
     job = make_job(name, words, data, page, replicas, device, look=False)
     if as_yaml:
-        print(f"recipe:\n{spec.dump(job.plan.recipe, job.written, '  ')}placement:")
-        print(spec.dump(job.asked, job.placed, "  "), end="")
+        print(f"recipe:\n{build.dump(job.plan.recipe, job.written, '  ')}placement:")
+        print(build.dump(job.asked, job.placed, "  "), end="")
         return
     facts, notes = {**_parts(job), **numbers_of(job.plan)}, _notes(job.plan)
     changed = any(not word.startswith("on.") for word in words)
@@ -47,7 +47,7 @@ def _parts(job: Job) -> dict[str, Any]:
     return {
         "network": _network(job.plan),
         "data": _data(job),
-        "optimiser": _kind(recipe.optimiser),
+        "optimizer": _kind(recipe.optimizer),
         "schedule": _kind(recipe.schedule),
     }
 
@@ -68,10 +68,10 @@ def _data(job: Job) -> str:
     return f"{data.name} in {job.data_folder}" if job.data_folder else f"{data.name}, as published; not looked for"
 
 
-def _kind(chosen: spec.Settings) -> str:
+def _kind(chosen: build.Settings) -> str:
     """The name of a kind, and those of its settings that are not its defaults."""
     values = json.loads(chosen.model_dump_json(exclude_defaults=True))
-    return ", ".join([values.pop("name"), *(f"{key} {spec.flow(value)}" for key, value in values.items())])
+    return ", ".join([values.pop("name"), *(f"{key} {build.flow(value)}" for key, value in values.items())])
 
 
 def _notes(plan: Plan) -> list[str]:

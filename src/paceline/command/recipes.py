@@ -9,9 +9,9 @@ from typing import Any, Literal
 import yaml
 from rich.table import Table
 
-from paceline import shipped, spec
-from paceline.command.job import console
-from paceline.recipe import Recipe
+from paceline.job import console
+from paceline.settings import build, shipped
+from paceline.settings.recipe import Recipe
 
 # The C parser reads all pages in the time in which the other one reads a few.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -26,7 +26,7 @@ def run(name: str | None, as_json: bool) -> None:
         else:
             console().print(_table(rows))
     elif as_json:
-        settings = spec.build(Recipe, shipped.tree("recipes", name))
+        settings = build.build(Recipe, shipped.tree("recipes", name))
         print(json.dumps({"name": name, **json.loads(settings.model_dump_json())}, indent=1))
     else:
         print(shipped.page("recipes", name)[0], end="")

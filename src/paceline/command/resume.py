@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from paceline import spec
-from paceline.command.job import Job, flag_words, plan_job, run_job, tell_progress
-from paceline.data import index
-from paceline.data.identity import check_identity, trained_classes
-from paceline.dataset import Data, Files
+from paceline.data.index import locate
+from paceline.data.index.fingerprint import check_identity, trained_classes
 from paceline.errors import DataError, RunError, SpecError
-from paceline.placement import Placement
-from paceline.recipe import Recipe
+from paceline.job import Job, flag_words, plan_job, run_job, tell_progress
 from paceline.record import Stored, stored_plan
+from paceline.settings import build
+from paceline.settings.data import Data, Files
+from paceline.settings.placement import Placement
+from paceline.settings.recipe import Recipe
 
 
 def run(folder: Path, words: list[str], data: Path | None, replicas: int | None, device: str | None) -> int:
@@ -26,30 +26,30 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
     that judges the images of that folder."""
     stored = stored_plan(folder)
     began = stored.recipe if test is None else _without_labels(stored.recipe)
-    written, placed = (spec.read(spec.dump(part), str(folder)) for part in (began, stored.placement))
+    written, placed = (build.read(build.dump(part), str(folder)) for part in (began, stored.placement))
     for word in words:
         if word.startswith("on."):
-            spec.override(placed, word.removeprefix("on."), Placement)
+            build.override(placed, word.removeprefix("on."), Placement)
         elif word.startswith("data.max_bad=") or (test and word.startswith(("data.labels=", "data.first_label="))):
-            # Says when to give up, or how other images are labelled: nothing of what is learnt.
-            spec.override(written, word, Recipe)
+            # Says when to give up, or how other images are labeled: nothing of what is learned.
+            build.override(written, word, Recipe)
         else:
             raise SpecError(f"'{word}': a run keeps its recipe; only on.* words may change, such as on.micro_batch=64")
-    recipe = spec.build(Recipe, written)
+    recipe = build.build(Recipe, written)
     if test is not None:
         if data is not None:
             raise SpecError(f"--data {data} and --test {test}: the images of one of them can be judged; leave one out")
         recipe = recipe.model_copy(update={"data": _to_judge(folder, recipe.data, test)})
-        return plan_job(str(folder), recipe, spec.build(Placement, placed), test, spec.Tree(), placed)
+        return plan_job(str(folder), recipe, build.build(Placement, placed), test, build.Tree(), placed)
     try:
-        found, place = index.locate(_uncounted(recipe.data), _data_folder(folder, stored, data))
+        found, place = locate.locate(_uncounted(recipe.data), _data_folder(folder, stored, data))
     except DataError as fault:
         if data is None or not data.is_dir():
             raise
         raise DataError(f"{fault}; others than the run's own are judged with validate --test {data}") from None
     check_identity(folder, found, place)
     recipe = recipe.model_copy(update={"data": found})
-    return plan_job(str(folder), recipe, spec.build(Placement, placed), place, spec.Tree(), placed)
+    return plan_job(str(folder), recipe, build.build(Placement, placed), place, build.Tree(), placed)
 
 
 def _without_labels(recipe: Recipe) -> Recipe:
@@ -68,12 +68,12 @@ def _to_judge(folder: Path, data: Data | None, test: Path) -> Files:
     if not test.is_dir():
         what = "this is a file; write the folder of the images" if test.is_file() else "there is no such folder"
         raise DataError(f"--test {test}: {what}")
-    return index.to_judge(data, names, test, tell_progress())
+    return locate.to_judge(data, names, test, tell_progress())
 
 
 def _data_folder(folder: Path, stored: Stored, data: Path | None) -> Path | None:
     """Where the data are said to be, or where they were."""
-    given = index.given_folder(data)
+    given = locate.given_folder(data)
     if data is not None or stored.data_folder is None:
         return given
     remembered = Path(stored.data_folder)

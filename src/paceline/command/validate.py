@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline import checkpoint
-from paceline.command.job import Job, run_replicas
 from paceline.command.resume import stored_job
-from paceline.command.show import show_rows, tell
-from paceline.data.scan import open_index
-from paceline.dataset import Files
+from paceline.command.tables import show_rows, tell
+from paceline.data.index.scan import open_index
 from paceline.errors import RunError
+from paceline.job import Job, run_replicas
 from paceline.record import Row, Run, best_step, rows_of
+from paceline.settings.data import Files
 
 if TYPE_CHECKING:
-    from paceline.train.state import State
+    from paceline.training.state import State
     from paceline.world import World
 
 
@@ -83,12 +83,12 @@ def steps_to_judge(folder: Path, asked: Asked) -> list[int]:
 
 def judge(job: Job, run: Run, asked: Asked) -> list[Row]:
     """Evaluate each checkpoint and append what was found to the record."""
-    from paceline.data.encoded import QUARANTINE, listed
-    from paceline.data.loader import open_loader
+    from paceline.data.load.image_files import QUARANTINE, listed
+    from paceline.data.load.loader import open_loader
     from paceline.sink.csv import Csv
-    from paceline.train.evaluate import judge as judge_state
-    from paceline.train.session import settle_torch
-    from paceline.train.state import fresh
+    from paceline.training.evaluate import judge as judge_state
+    from paceline.training.session import settle_torch
+    from paceline.training.state import fresh
     from paceline.world import join
 
     plan = job.plan
@@ -113,7 +113,7 @@ def judge(job: Job, run: Run, asked: Asked) -> list[Row]:
         row = {"step": step, "epoch": plan.epoch(step), **found, "seconds": seconds, "images_per_second": rate, **where}
         rows.append(run.write(asked.kind, **row))
     for image in listed(bad) if bad and world.first else []:
-        tell(f"judged by a neighbour in its place: {image['name']}: {image['reason']}")
+        tell(f"judged by a neighbor in its place: {image['name']}: {image['reason']}")
     if world.first and run.try_lock():
         Csv(run.folder, run.rows(), plan.steps)
         run.close()
@@ -131,7 +131,7 @@ def _each(world: World, run: Run, state: State, asked: Asked) -> Iterator[int]:
 
     Beside a run that trains, checkpoints come and go, and replicas may see different ones: the first one reads.
     """
-    from paceline.train.taken import first_whole, give, removed
+    from paceline.training.restore import first_whole, give, removed
 
     def choose() -> list[int]:
         return steps_to_judge(run.folder, asked)

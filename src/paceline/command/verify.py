@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from paceline.command.job import Job, console, plan_job, read_recipe, read_words
-from paceline.data import index
-from paceline.dataset import Centre, Files, Made
+from paceline.data.index import locate
 from paceline.errors import PlanError, SpecError
+from paceline.job import Job, console, plan_job, read_recipe, read_words
 from paceline.model import tables
-from paceline.pictures import Augment
-from paceline.placement import Placement
-from paceline.recipe import BatchNorm, Recipe
 from paceline.reconcile import fits, mixes
 from paceline.record import json_text
-from paceline.spec import Tree
+from paceline.settings.augment import Augment
+from paceline.settings.build import Tree
+from paceline.settings.data import Center, Files, Made
+from paceline.settings.placement import Placement
+from paceline.settings.recipe import BatchNorm, Recipe
 
 if TYPE_CHECKING:
-    from paceline.train.prove import Outcome
+    from paceline.training.trials import Outcome
 
 LIMIT = 1e-12
 """What float64 trials may differ by."""
@@ -49,7 +49,7 @@ def run(recipe: str | None, words: list[str], data: Path | None, steps: int, ful
     if any(word.startswith("on.") for word in words):
         raise SpecError("verify chooses the placements itself; leave the on.* words out")
     settings, _ = read_recipe(name, words)
-    found, folder = index.locate(settings.data, index.given_folder(data))
+    found, folder = locate.locate(settings.data, locate.given_folder(data))
     # What the end of a run averages is on disk: the proof is of what is trained.
     average = settings.average.model_copy(update={"last": None})
     settings = settings.model_copy(update={"data": found, "average": average})
@@ -108,8 +108,8 @@ def shrink(recipe: Recipe) -> tuple[Recipe, list[str]]:
 def _judged_smaller(data: Files, side: int) -> dict[str, Any]:
     """What is given in pixels of how validation images in files are judged."""
     how = data.evaluation
-    if isinstance(how, Centre) and how.short:
-        how = Centre(name="centre", short=max(side, how.short * side // data.side))
+    if isinstance(how, Center) and how.short:
+        how = Center(name="center", short=max(side, how.short * side // data.side))
     return {"evaluation_side": None, "evaluation": how}
 
 
@@ -190,7 +190,7 @@ def _compare(
     recipe: Recipe, data: Path | None, layouts: list[Layout], rows: list[dict[str, Any]], steps: int, say: Any
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Run all trials and fill in what they differ by from the first."""
-    from paceline.train.prove import Trial, differences
+    from paceline.training.trials import Trial, differences
 
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as work:
 

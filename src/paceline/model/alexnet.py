@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.architecture import AlexNet
-from paceline.model.chance import Dropout
-from paceline.model.parts import MakeNorm, Windows
+from paceline.model.dropout import Dropout
+from paceline.model.layers import MakeNorm, Windows
+from paceline.settings.model import AlexNet
 
 CONVOLUTIONS = ((64, 11, 4, 2, 3), (192, 5, 1, 2, 3), (384, 3, 1, 1, 0), (256, 3, 1, 1, 0), (256, 3, 1, 1, 3))
 """Outputs, window, stride, padding and the window of the max-pool (0: none) of each."""

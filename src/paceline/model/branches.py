@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from paceline.model.parts import ConvNorm, MakeNorm
+from paceline.model.layers import ConvNorm, MakeNorm
 
 EPSILON = 0.001
 """What the norms of these networks were published with."""

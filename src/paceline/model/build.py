@@ -6,7 +6,21 @@ from collections import OrderedDict
 
 from torch import nn
 
-from paceline.architecture import (
+from paceline.model.alexnet import alexnet_blocks
+from paceline.model.efficientnet import efficientnet_blocks
+from paceline.model.external import outside_blocks
+from paceline.model.googlenet import googlenet_blocks
+from paceline.model.inception3 import inception3_blocks
+from paceline.model.inception4 import inception4_blocks
+from paceline.model.inception_resnet import inception_resnet_blocks
+from paceline.model.layers import MakeNorm
+from paceline.model.mobilenet import mobilenet2_blocks, mobilenet3_blocks
+from paceline.model.network import Network
+from paceline.model.resnet import cifar_resnet_blocks, resnet_blocks
+from paceline.model.resnext import cifar_resnext_blocks, resnext_blocks
+from paceline.model.vgg import vgg_blocks
+from paceline.settings.data import Facts
+from paceline.settings.model import (
     AlexNet,
     CifarResNet,
     CifarResNeXt,
@@ -22,21 +36,7 @@ from paceline.architecture import (
     ResNeXt,
     Vgg,
 )
-from paceline.dataset import Facts
-from paceline.model.alexnet import alexnet_blocks
-from paceline.model.efficientnet import efficientnet_blocks
-from paceline.model.googlenet import googlenet_blocks
-from paceline.model.inception3 import inception3_blocks
-from paceline.model.inception4 import inception4_blocks
-from paceline.model.inception_resnet import inception_resnet_blocks
-from paceline.model.mobilenet import mobilenet2_blocks, mobilenet3_blocks
-from paceline.model.network import Network
-from paceline.model.outside import outside_blocks
-from paceline.model.parts import MakeNorm
-from paceline.model.resnet import cifar_resnet_blocks, resnet_blocks
-from paceline.model.resnext import cifar_resnext_blocks, resnext_blocks
-from paceline.model.vgg import vgg_blocks
-from paceline.recipe import Recipe
+from paceline.settings.recipe import Recipe
 
 
 def build_network(recipe: Recipe, facts: Facts) -> Network:

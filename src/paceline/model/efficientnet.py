@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from paceline.architecture import EfficientNet
 from paceline.model import mobile_tables
 from paceline.model.inverted import trunk
-from paceline.model.parts import Head, MakeNorm
+from paceline.model.layers import Head, MakeNorm
+from paceline.settings.model import EfficientNet
 
 
 def efficientnet_blocks(model: EfficientNet, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:

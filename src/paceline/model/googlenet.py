@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from paceline.architecture import GoogLeNet
 from paceline.model.branches import EPSILON, Auxiliary, Branches
-from paceline.model.chance import Dropout
+from paceline.model.dropout import Dropout
 from paceline.model.inception_tables import modules
-from paceline.model.parts import ConvNorm, Head, MakeNorm, Windows, conv
+from paceline.model.layers import ConvNorm, Head, MakeNorm, Windows, conv
+from paceline.settings.model import GoogLeNet
 
 POOLS = {"stem/conv1": 3, "stem/conv3": 3, "inception3b": 3, "inception4e": 2}
 """The window of the max-pool that ends a block."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from paceline.architecture import InceptionV3
 from paceline.model.branches import EPSILON, Auxiliary, Branches
 from paceline.model.inception_tables import modules
-from paceline.model.parts import ConvNorm, Head, MakeNorm
+from paceline.model.layers import ConvNorm, Head, MakeNorm
+from paceline.settings.model import InceptionV3
 
 
 def inception3_blocks(model: InceptionV3, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from paceline.architecture import InceptionV4
 from paceline.model.branches import EPSILON, Branches
 from paceline.model.inception_tables import modules
-from paceline.model.parts import Head, MakeNorm
+from paceline.model.layers import Head, MakeNorm
+from paceline.settings.model import InceptionV4
 
 
 def inception4_blocks(model: InceptionV4, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:

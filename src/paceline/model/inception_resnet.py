@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.architecture import InceptionResNetV2
 from paceline.model.branches import EPSILON, Branches
 from paceline.model.inception_tables import modules
-from paceline.model.parts import Head, MakeNorm
+from paceline.model.layers import Head, MakeNorm
+from paceline.settings.model import InceptionResNetV2
 
 
 class Residual(nn.Module):

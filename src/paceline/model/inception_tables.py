@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.architecture import GoogLeNet, Inception, InceptionResNetV2, InceptionV3, InceptionV4
+from paceline.settings.model import GoogLeNet, Inception, InceptionResNetV2, InceptionV3, InceptionV4
 
 # The third branch has 3x3 where the paper has 5x5, as the networks have whose weights are published.
 GOOGLENET = {

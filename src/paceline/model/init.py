@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline import keyed
-from paceline.architecture import (
+from paceline.model.norm import NormAct
+from paceline.settings.model import (
     AlexNet,
     EfficientNet,
     GoogLeNet,
@@ -22,8 +23,7 @@ from paceline.architecture import (
     Model,
     Vgg,
 )
-from paceline.model.norm import NormAct
-from paceline.recipe import Init
+from paceline.settings.recipe import Init
 
 _ZEROED = {
     "none": (),
@@ -59,7 +59,7 @@ def published(init: Init, model: Model) -> Init:
 
 
 @torch.no_grad()
-def initialise(module: nn.Module, init: Init, seed: int) -> None:
+def initialize(module: nn.Module, init: Init, seed: int) -> None:
     """Set every parameter of a network; the same bits on every machine and placement."""
     for name, part in module.named_modules():
         if isinstance(part, nn.Conv2d):

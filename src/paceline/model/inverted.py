@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.model.chance import StochasticDepth
+from paceline.model.dropout import StochasticDepth
+from paceline.model.layers import ConvNorm, MakeNorm, conv
 from paceline.model.mobile_tables import NetworkShape, Squeeze, UnitShape
 from paceline.model.norm import ACTIVATIONS
-from paceline.model.parts import ConvNorm, MakeNorm, conv
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": F.sigmoid, "hardsigmoid": F.hardsigmoid}
 

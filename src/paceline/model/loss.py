@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from paceline.recipe import Loss
+from paceline.settings.recipe import Loss
 
 Losses = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """loss(scores, labels, weights): labels are [images], or [images, terms] with weights that add up to 1."""

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.architecture import Activation, EfficientNet, Mobile, MobileNetV2, MobileNetV3
 from paceline.errors import PlanError
+from paceline.settings.model import Activation, EfficientNet, Mobile, MobileNetV2, MobileNetV3
 
 EFFICIENTNETS: dict[str, tuple[float, float, float]] = {
     "efficientnet-b0": (1.0, 1.0, 0.2),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.architecture import MobileNetV2, MobileNetV3
 from paceline.model import mobile_tables
 from paceline.model.inverted import trunk
+from paceline.model.layers import Head, MakeNorm
 from paceline.model.mobile_tables import MOBILENET3_DENSE, round_channels
-from paceline.model.parts import Head, MakeNorm
+from paceline.settings.model import MobileNetV2, MobileNetV3
 
 
 class Dense(nn.Module):

@@ -1,4 +1,4 @@
-"""Normalisation, optional shortcut and activation as one call; batch statistics belong to the recipe."""
+"""Normalization, optional shortcut and activation as one call; batch statistics belong to the recipe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline import keyed
-from paceline.architecture import Activation
+from paceline.settings.model import Activation
 
 ACTIVATIONS: dict[Activation | None, Callable[[Tensor], Tensor]] = {
     None: lambda x: x,
@@ -29,7 +29,7 @@ Role = str
 with a projection) or 'projection'."""
 
 
-class Neighbours(Protocol):
+class Neighbors(Protocol):
     """The replicas that share a norm group with this one."""
 
     count: int
@@ -44,7 +44,7 @@ class Neighbours(Protocol):
 
 
 class NormAct(nn.Module):
-    """norm_act(x, shortcut): normalise, add the shortcut, activate. This one only scales and shifts (norm: none)."""
+    """norm_act(x, shortcut): normalize, add the shortcut, activate. This one only scales and shifts (norm: none)."""
 
     def __init__(self, channels: int, activation: Activation | None = "relu", role: Role = "plain") -> None:
         super().__init__()
@@ -52,19 +52,19 @@ class NormAct(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
         self.activation, self.role = activation, role
 
-    def normalise(self, x: Tensor) -> Tensor:
-        """The normalised images, in memory of their own."""
+    def normalize(self, x: Tensor) -> Tensor:
+        """The normalized images, in memory of their own."""
         return torch.addcmul(self.bias.to(x.dtype)[:, None, None], x, self.weight.to(x.dtype)[:, None, None])
 
     def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-        y = self.normalise(x)
+        y = self.normalize(x)
         if shortcut is not None:
             y = y.add_(shortcut)
         return ACTIVATIONS[self.activation](y)
 
 
 class GroupNormAct(NormAct):
-    """Normalisation over groups of channels of each image."""
+    """Normalization over groups of channels of each image."""
 
     def __init__(
         self, channels: int, groups: int, epsilon: float, activation: Activation | None = "relu", role: Role = "plain"
@@ -73,14 +73,14 @@ class GroupNormAct(NormAct):
         self.groups = max(g for g in range(1, min(groups, channels) + 1) if channels % g == 0)
         self.epsilon = epsilon
 
-    def normalise(self, x: Tensor) -> Tensor:
+    def normalize(self, x: Tensor) -> Tensor:
         return F.group_norm(x, self.groups, self.weight, self.bias, self.epsilon)
 
 
 class ProxyNormAct(GroupNormAct):
     """Group norm whose activation's output is shifted and scaled as if a Gaussian had gone in.
 
-    The Gaussian, 200 quantiles of equal weight with a learnt scale and shift of its own, goes through the same scale,
+    The Gaussian, 200 quantiles of equal weight with a learned scale and shift of its own, goes through the same scale,
     shift and activation as the images; its mean and spread behind the activation are taken off the images. A norm
     without activation only scales: what follows it has a shift of its own.
     """
@@ -109,16 +109,16 @@ class ProxyNormAct(GroupNormAct):
         proxy = self.quantiles[:, None] * (1 + self.proxy_weight) + self.proxy_bias
         var, mean = torch.var_mean(activate(proxy * self.weight + self.bias), dim=0, correction=0)
         inverse = torch.rsqrt(var + self.proxy_epsilon)
-        y = activate(self.normalise(x))
+        y = activate(self.normalize(x))
         return (y - _wide(mean).to(y.dtype)) * _wide(inverse).to(y.dtype)
 
 
 class BatchNormAct(NormAct):
-    """Normalisation over `images` images of each channel: neighbours in a micro-batch, or across neighbouring replicas.
+    """Normalization over `images` images of each channel: neighbors in a micro-batch, or across neighboring replicas.
 
     Running statistics do not move in a forward pass. Each norm group of the pass leaves its mean and unbiased variance
     in its rows of the two `places`, and in the same ones when it is computed again; `Statistics` moves the running
-    statistics once per optimiser step, whatever the number of passes.
+    statistics once per optimizer step, whatever the number of passes.
     """
 
     running_mean: Tensor
@@ -135,18 +135,18 @@ class BatchNormAct(NormAct):
         super().__init__(channels, activation, role)
         self.momentum, self.epsilon = momentum, epsilon
         self.images = 0
-        self.neighbours: Neighbours | None = None
+        self.neighbors: Neighbors | None = None
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
         self.places = (torch.empty(0, channels), torch.empty(0, channels))
 
-    def normalise(self, x: Tensor) -> Tensor:
+    def normalize(self, x: Tensor) -> Tensor:
         if not self.training:
             return F.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.epsilon
             )
-        if self.neighbours is not None:
-            return self._across_replicas(x, self.neighbours)
+        if self.neighbors is not None:
+            return self._across_replicas(x, self.neighbors)
         if torch.compiler.is_compiling():
             return self._by_formula(x)
         groups = [x] if self.images == len(x) else x.split(self.images)
@@ -172,10 +172,10 @@ class BatchNormAct(NormAct):
     def _rows(self) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(*self.places, strict=True)
 
-    def _across_replicas(self, x: Tensor, neighbours: Neighbours) -> Tensor:
-        y, seen = _SharedNorm.apply(x, self.weight, self.bias, self.epsilon, neighbours)  # type: ignore[no-untyped-call]
-        for place, value in zip(self.places, seen / neighbours.count, strict=True):
-            place[0].copy_(value)  # each neighbour leaves its part of the one group
+    def _across_replicas(self, x: Tensor, neighbors: Neighbors) -> Tensor:
+        y, seen = _SharedNorm.apply(x, self.weight, self.bias, self.epsilon, neighbors)  # type: ignore[no-untyped-call]
+        for place, value in zip(self.places, seen / neighbors.count, strict=True):
+            place[0].copy_(value)  # each neighbor leaves its part of the one group
         assert isinstance(y, Tensor)
         return y
 
@@ -188,22 +188,22 @@ def norm_parameters(module: nn.Module) -> set[str]:
 
 
 class _SharedNorm(torch.autograd.Function):
-    """Batch norm over the same layer's images on several replicas; gives the normalised images and [mean, variance]."""
+    """Batch norm over the same layer's images on several replicas; gives the normalized images and [mean, variance]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, neighbours: Neighbours) -> Any:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, neighbors: Neighbors) -> Any:
         wide = x.to(weight.dtype)
         var, mean = torch.var_mean(wide, dim=(0, 2, 3), correction=0)
-        everyone = neighbours.gather(torch.stack([mean, var]))
+        everyone = neighbors.gather(torch.stack([mean, var]))
         means, variances = everyone[:, 0], everyone[:, 1]
         mean = means.mean(0)
         var = variances.mean(0) + (means - mean).square().mean(0)
-        images = neighbours.count * x.numel() // x.shape[1]
+        images = neighbors.count * x.numel() // x.shape[1]
         inverse = torch.rsqrt(var + epsilon)
         scale = weight * inverse
         y = torch.addcmul(_wide(bias - mean * scale), wide, _wide(scale)).to(x.dtype)
         ctx.save_for_backward(x, weight, mean, inverse)
-        ctx.neighbours, ctx.images = neighbours, images
+        ctx.neighbors, ctx.images = neighbors, images
         seen = torch.stack([mean, var * (images / max(1, images - 1))])
         ctx.mark_non_differentiable(seen)
         return y, seen
@@ -214,7 +214,7 @@ class _SharedNorm(torch.autograd.Function):
         dy = gradients[0].to(weight.dtype)
         normal = (x.to(weight.dtype) - _wide(mean)) * _wide(inverse)
         own = torch.stack([dy.sum((0, 2, 3)), (dy * normal).sum((0, 2, 3))])
-        total = ctx.neighbours.sum(own.clone()) / ctx.images
+        total = ctx.neighbors.sum(own.clone()) / ctx.images
         dx = (dy - _wide(total[0]) - normal * _wide(total[1])) * _wide(weight * inverse)
         return dx.to(x.dtype), own[1], own[0], None, None
 
@@ -282,7 +282,7 @@ class Statistics:
 
     @torch.no_grad()
     def settle(self, sums: Tensor | None, groups: int, bad: Tensor) -> None:
-        """Move towards the mean over all groups of the step, unless the step is bad."""
+        """Move toward the mean over all groups of the step, unless the step is bad."""
         if sums is None:
             return
         moved = torch.lerp(self._running, sums / groups, self._momentum)

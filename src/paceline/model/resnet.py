@@ -8,9 +8,9 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.architecture import CifarResNet, ResNet
-from paceline.model.parts import Head, MakeNorm, conv
+from paceline.model.layers import Head, MakeNorm, conv
 from paceline.model.tables import BASIC, DEPTHS, cifar_depths
+from paceline.settings.model import CifarResNet, ResNet
 
 
 @dataclass(frozen=True)

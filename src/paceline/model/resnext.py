@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from paceline.architecture import CifarResNeXt, ResNeXt
-from paceline.model.parts import Head, MakeNorm
+from paceline.model.layers import Head, MakeNorm
 from paceline.model.resnet import Shape, Stem, stages
 from paceline.model.tables import DEPTHS, cifar_depths
+from paceline.settings.model import CifarResNeXt, ResNeXt
 
 
 def resnext_blocks(model: ResNeXt, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from paceline.architecture import (
+from paceline.model import inception_tables, mobile_tables
+from paceline.planning import NetworkFacts
+from paceline.settings.data import Facts
+from paceline.settings.model import (
     AlexNet,
     CifarResNet,
     CifarResNeXt,
@@ -22,9 +25,6 @@ from paceline.architecture import (
     ResNeXt,
     Vgg,
 )
-from paceline.dataset import Facts
-from paceline.model import inception_tables, mobile_tables
-from paceline.plan import NetworkFacts
 
 BASIC = ("resnet10", "resnet18", "resnet34")
 """The ImageNet networks whose units are not bottlenecks."""

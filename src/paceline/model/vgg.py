@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from paceline.architecture import Vgg
 from paceline.model.alexnet import Convolution, dense_blocks
-from paceline.model.parts import Head, MakeNorm
+from paceline.model.layers import Head, MakeNorm
 from paceline.model.tables import DEPTHS
+from paceline.settings.model import Vgg
 
 WIDTHS = (64, 128, 256, 512, 512)
 

@@ -11,22 +11,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.data.batches import MicroBatch
-from paceline.data.mix import draw
+from paceline.augment.mix import draw
+from paceline.augment.mix_pixels import mix
+from paceline.augment.pipeline import Pixels
+from paceline.data.load.batches import MicroBatch
 from paceline.model.build import build_network
-from paceline.model.chance import Chances
+from paceline.model.dropout import Chances
 from paceline.model.loss import make_loss
-from paceline.model.mixing import mix
 from paceline.model.network import recomputing
 from paceline.model.norm import Statistics
-from paceline.model.pixels import Pixels
-from paceline.plan import Plan
+from paceline.planning import Plan
 from paceline.world import World
 
 TALLY = ("loss", "hits")
 """What a step's tally sums over its images."""
-JUDGEMENT = ("loss", "top1", "top5", "images")
-"""What a judgement sums over validation images."""
+JUDGMENT = ("loss", "top1", "top5", "images")
+"""What a judgment sums over validation images."""
 
 
 class Whole:
@@ -43,10 +43,10 @@ class Whole:
         self.module.freeze(plan.frozen)
         self.statistics = Statistics(self.module, plan.rounds, plan.norm_groups)
         self.chances = Chances(self.module, plan.recipe.seed, self.dtype)
-        neighbours = world.neighbours(plan.norm_replicas)
+        neighbors = world.neighbors(plan.norm_replicas)
         for norm in self.statistics.norms:
             assert plan.norm_batch is not None
-            norm.images, norm.neighbours = min(plan.norm_batch, plan.micro_batch), neighbours
+            norm.images, norm.neighbors = min(plan.norm_batch, plan.micro_batch), neighbors
         self._one = torch.ones((), device=world.device)
         self.divisor = torch.tensor(float(plan.global_batch), device=world.device)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]

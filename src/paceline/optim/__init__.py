@@ -1,1 +1,1 @@
-"""Optimisers: how a gradient becomes a step."""
+"""Optimizers: how a gradient becomes a step."""

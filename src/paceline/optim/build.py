@@ -1,4 +1,4 @@
-"""From a recipe's optimiser settings to an optimiser, with what weight decay leaves alone in plain sight."""
+"""From a recipe's optimizer settings to an optimizer, with what weight decay leaves alone in plain sight."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from paceline import keyed
 from paceline.optim.adam import AdamRule
 from paceline.optim.clip import Clipping
-from paceline.optim.descent import Descent, DescentRule
+from paceline.optim.flat import Group
 from paceline.optim.lars import LarcRule, LarsRule
 from paceline.optim.muon import MuonRule
 from paceline.optim.rmsprop import RmsPropRule
 from paceline.optim.rule import Part, Rule, Ruled
-from paceline.optim.slab import Group
-from paceline.optimisation import AdamW, Clip, Lamb, Larc, Lars, Momentum, Muon, RmsProp, Sgd, WeightDecay
-from paceline.plan import Plan
+from paceline.optim.sgd import Descent, DescentRule
+from paceline.planning import Plan
+from paceline.settings.optimizer import AdamW, Clip, Lamb, Larc, Lars, Momentum, Muon, RmsProp, Sgd, WeightDecay
 
 
-class Optimiser(Protocol):
-    """What the step needs of an optimiser."""
+class Optimizer(Protocol):
+    """What the step needs of an optimizer."""
 
     def step(self, lr: float, divisor: Tensor, bad: Tensor, step: int = 0, /) -> None:
         """Move the weights by gradients / divisor, unless the step is bad, and let the gradients go; `step` is its
@@ -35,13 +35,13 @@ class Optimiser(Protocol):
         ...
 
 
-def build_optimiser(
+def build_optimizer(
     parameters: Iterable[tuple[str, nn.Parameter]], plan: Plan, norms: Set[str] = frozenset()
-) -> Optimiser:
-    """The optimiser of a recipe for the named parameters of a network that train; `norms` are those of norms, whatever
+) -> Optimizer:
+    """The optimizer of a recipe for the named parameters of a network that train; `norms` are those of norms, whatever
     they are called: the word norm in a recipe means these too."""
     named = {name: p for name, p in parameters if p.requires_grad}
-    groups, settings, bounds = group(plan, named, norms), plan.recipe.optimiser, plan.recipe.clip
+    groups, settings, bounds = group(plan, named, norms), plan.recipe.optimizer, plan.recipe.clip
     if isinstance(settings, Sgd | Momentum) and bounds == Clip() and all(p.dtype.itemsize >= 4 for p in named.values()):
         rule = _descent(settings)
         return Descent(groups, rule.momentum, rule.nesterov)
@@ -61,7 +61,7 @@ def rounding(plan: Plan, group: Group) -> int | None:
 
 def ruled(plan: Plan, groups: list[Group], norms: Set[str], head: Set[str]) -> Iterator[tuple[Group, Rule]]:
     """Every group with the rule that moves it; where a rule leaves parameters out, they are a group of their own."""
-    settings = plan.recipe.optimiser
+    settings = plan.recipe.optimizer
     for whole in groups:
         match settings:
             case Sgd() | Momentum():

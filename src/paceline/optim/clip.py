@@ -7,8 +7,8 @@ from collections.abc import Set
 import torch
 from torch import Tensor
 
-from paceline.optim.slab import Slab, grain_norms
-from paceline.optimisation import Clip
+from paceline.optim.flat import Slab, grain_norms
+from paceline.settings.optimizer import Clip
 
 SMALLEST = 1e-3
 """Weights of an output with a smaller norm than this are taken to have this one, or they could never leave zero."""

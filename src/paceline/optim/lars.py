@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.optim.descent import descend
 from paceline.optim.rule import Moment
-from paceline.optimisation import Larc, Lars
+from paceline.optim.sgd import descend
+from paceline.settings.optimizer import Larc, Lars
 
 
 def trusted(weights: Tensor, steps: Tensor, trust: float, pull: float = 0.0, epsilon: float = 0.0) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from paceline.optim.rule import Moment
-from paceline.optimisation import Muon
+from paceline.settings.optimizer import Muon
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
-"""Published coefficients of the polynomial that drives singular values towards 1: into about 0.7 to 1.2, soon."""
+"""Published coefficients of the polynomial that drives singular values toward 1: into about 0.7 to 1.2, soon."""
 FAINTEST = 1e-7
 """A direction with a smaller norm is not made as large as the others, but fades away."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.optim.rule import Moment
-from paceline.optimisation import RmsProp
+from paceline.settings.optimizer import RmsProp
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ _DROPPED = {torch.bfloat16: 16, torch.float16: 13}
 AT_ONCE, MOST_STEPS = 1 << 22, 32
 """How many numbers' chances, and of how many steps, are made together at most."""
 _LEAST_HALF = 2.0**-14
-"""The smallest float16 with a full fraction; below it the distance between neighbours stays 2^-24."""
+"""The smallest float16 with a full fraction; below it the distance between neighbors stays 2^-24."""
 
 
 def round_by_chance(wide: Tensor, dtype: torch.dtype, words: Tensor) -> Tensor:
-    """Float32 numbers as 16-bit ones: one of the two neighbours, the nearer the likelier; infinity and NaN stay.
+    """Float32 numbers as 16-bit ones: one of the two neighbors, the nearer the likelier; infinity and NaN stay.
 
     `words` holds 32 random bits for each number.
     """

@@ -1,4 +1,4 @@
-"""What a rule for taking steps is, and the optimiser that carries one out slab by slab."""
+"""What a rule for taking steps is, and the optimizer that carries one out slab by slab."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.optim.clip import Clipping
-from paceline.optim.slab import Group, Slab
+from paceline.optim.flat import Group, Slab
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Part:
 
 
 class Ruled:
-    """An optimiser made of parts, each with its rule; gradients are gathered and clipped for all of them first.
+    """An optimizer made of parts, each with its rule; gradients are gathered and clipped for all of them first.
 
     Everything is decided on the device: a bad step is computed like any other, and not written.
     """

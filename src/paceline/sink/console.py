@@ -8,7 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from paceline.plan import Plan
+from paceline.planning import Plan
 from paceline.record import Row
 from paceline.sink import Sink
 

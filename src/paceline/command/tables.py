@@ -1,0 +1,86 @@
+"""Tables for people and the same rows as JSON for scripts."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from paceline.job import console
+from paceline.record import json_text
+
+_HEADINGS = {"top1": "top-1", "top5": "top-5", "images_per_second": "images/s"}
+"""What a key is called where it does not read as words."""
+
+
+def show_rows(rows: list[dict[str, Any]], as_json: bool, title: str | None = None) -> None:
+    """Print rows as a table whose columns are their keys, or as a JSON list."""
+    if as_json:
+        print(json_text(rows, indent=1))
+        return
+    _say_title(title)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns = list(rows[0]) if rows else []
+    for column in columns:
+        numeric = all(isinstance(row[column], int | float) for row in rows)
+        table.add_column(_heading(column), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(shown(column, row[column])) for column in columns))
+    console().print(table)
+
+
+def show_facts(facts: dict[str, Any], as_json: bool, title: str | None = None) -> None:
+    """Print names and values one below the other, or as a JSON object."""
+    if as_json:
+        print(json_text({name.replace(" ", "_").replace("-", "_"): value for name, value in facts.items()}, indent=1))
+        return
+    _say_title(title)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(_heading(name), Text("-" if value is None else shown(name, value)))
+    console().print(table)
+
+
+def shown(name: str, value: Any) -> str:
+    """A value as people read it, in every command: accuracies in percent, rates and counts with their thousands."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not isinstance(value, float):
+        return str(value)
+    match name:
+        case "top1" | "top5":
+            return f"{value:.2%}"
+        case "loss":
+            return f"{value:.4f}"
+        case "epoch" | "seconds":
+            return f"{value:,.2f}"
+        case "images_per_second":
+            return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+        case _:
+            return f"{value:.6g}"
+
+
+def tell(line: str) -> None:
+    """Say something beside what was asked for, where it is in no script's way."""
+    print(line, file=sys.stderr)
+
+
+def counted(number: int, thing: str) -> str:
+    """So many of a thing: '1 image', '1,024 images'."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def _heading(name: str) -> str:
+    return _HEADINGS.get(name, name.replace("_", " "))
+
+
+def _say_title(title: str | None) -> None:
+    """Above the table, and not in it, where a narrow table would fold it."""
+    if title is not None:
+        console().print(title, style="bold", markup=False, soft_wrap=True)

@@ -1,0 +1,243 @@
+"""Images in TFRecord files, read without TensorFlow: framing, checksums and the features of an Example by hand."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data.index.formats import (
+    UNLABELED,
+    Found,
+    Unit,
+    as_label,
+    good_objects,
+    plain_units,
+    shard_units,
+    table_rows,
+)
+from paceline.data.index.image_header import START, look_in
+from paceline.data.index.table import Objects
+from paceline.errors import DataError
+
+KIND = "tfrecord"
+FIRST_LABEL = 1
+
+_FILES = re.compile(r"\.tfrecords?$|-\d{5}-of-\d{5}$|\.tfrecords?\.gz$|-\d{5}-of-\d{5}\.gz$", re.IGNORECASE)
+_HEAD = 12
+"""Bytes of a record's length and its checksum; the content and its checksum of 4 bytes follow."""
+
+_LARGEST = 1 << 28
+"""A longer record is damage, not an image."""
+
+_IMAGE = (b"image/encoded", b"image", b"image_raw")
+_LABEL = (b"image/class/label", b"label")
+_NAME = (b"image/filename", b"filename", b"__key__")
+_SIDES = tuple(b"image/object/bbox/" + side for side in (b"ymin", b"xmin", b"ymax", b"xmax"))
+
+Span = tuple[int, int]
+"""Where something begins and ends in a record."""
+
+
+def recognize(folder: Path) -> bool:
+    """Whether files like train-00000-of-01024 or x.tfrecord lie here or in folders named after a part."""
+    return bool(shard_units(folder, _FILES))
+
+
+def units(folder: Path, known: Mapping[str, Unit]) -> list[Unit]:
+    """Every file."""
+    del known
+    return plain_units(folder, _FILES)
+
+
+def scan(folder: Path, unit: Unit) -> Found:
+    """Every record of one file, its checksums tested."""
+    path = folder / unit.name
+    reader = _Records(path)
+    try:
+        images: list[tuple[int, ...]] = []
+        keys: list[str] = []
+        objects: list[Objects] = []
+        for start, record in reader:
+            try:
+                image, label, name, boxes = _example(record)
+            except _Malformed as fault:
+                raise DataError(f"{path} at byte {start - _HEAD:,}: {fault}; write the file again") from None
+            width, height, flags = look_in(
+                reader.descriptor,
+                start + image[0],
+                image[1] - image[0],
+                record[image[0] : min(image[1], image[0] + START)],
+            )
+            images.append((start + image[0], image[1] - image[0], 0, label, width, height, 0, len(boxes), int(flags)))
+            keys.append(PurePosixPath(name).stem if name else f"{path.name}-{len(keys):08d}")
+            objects.append(boxes)
+    except OSError as fault:
+        raise DataError(f"{path}: cannot be read: {fault.strerror}") from None
+    finally:
+        reader.close()
+    rows = table_rows(len(images))
+    rows[:] = images
+    rows["first_object"] = np.cumsum(rows["objects"], dtype=np.int64) - rows["objects"]
+    return Found(rows, [unit.name], keys, np.concatenate([np.zeros((0, 4), np.float32), *objects]))
+
+
+def classes(folder: Path) -> tuple[str, ...] | None:
+    """Labels are numbers."""
+    del folder
+    return None
+
+
+def notes(_units: Sequence[Unit], _founds: Sequence[Found]) -> tuple[str, ...]:
+    """Says when checksums could not be tested."""
+    if _checksum() is None:
+        return ("checksums of TFRecords were not tested, for google-crc32c is not installed",)
+    return ()
+
+
+@cache
+def _checksum() -> Callable[[bytes], int] | None:
+    """CRC32C, where it is installed and fast; in plain Python it would take days."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            import google_crc32c  # noqa: PLC0415
+        except ImportError:
+            return None
+    return google_crc32c.value if google_crc32c.implementation != "python" else None
+
+
+def _matches(content: bytes, masked: bytes) -> bool:
+    checksum = _checksum()
+    if checksum is None:
+        return True
+    value = checksum(content)
+    return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF == int.from_bytes(masked, "little")
+
+
+class _Records:
+    """The records of an open file one after the other: where each begins, and its bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as fault:
+            raise DataError(f"{path}: cannot be read: {fault.strerror}") from None
+        self.size = os.fstat(self.descriptor).st_size
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        place = 0
+        while place < self.size:
+            head = os.pread(self.descriptor, _HEAD, place)
+            if len(head) < _HEAD:
+                raise self._fault(place, "the file is cut")
+            if not _matches(head[:8], head[8:]):
+                raise self._fault(place, "the checksum of a record's length is wrong")
+            length = int.from_bytes(head[:8], "little")
+            if length > self.size - place - _HEAD - 4:
+                raise self._fault(place, f"the file is cut, or a record is not {length:,} bytes long")
+            if length > _LARGEST:
+                raise self._fault(place, f"a record of {length:,} bytes is no image")
+            content = os.pread(self.descriptor, length + 4, place + _HEAD)
+            if len(content) < length + 4:
+                raise self._fault(place, "the file is cut")
+            if not _matches(content[:-4], content[-4:]):
+                raise self._fault(place, "the checksum of a record is wrong")
+            yield place + _HEAD, content[:-4]
+            place += _HEAD + length + 4
+
+    def _fault(self, place: int, what: str) -> DataError:
+        return DataError(f"{self.path} at byte {place:,}: {what}; copy the file again")
+
+
+class _Malformed(Exception):
+    """The record is no Example with an image."""
+
+
+def _example(record: bytes) -> tuple[Span, int, str, Objects]:
+    """Where the encoded image is, its label, its name and its objects."""
+    features: dict[bytes, Span] = {}
+    for number, kind, outer in _fields(record, 0, len(record)):
+        for inner_number, inner_kind, entry in _fields(record, *outer) if (number, kind) == (1, 2) else ():
+            if (inner_number, inner_kind) == (1, 2):
+                named = dict(_parts(record, entry))
+                features[record[slice(*named.get(1, (0, 0)))]] = named.get(2, (0, 0))
+    image = next((span for name in _IMAGE if name in features for span in _values(record, features[name], 1)), None)
+    if image is None:
+        raise _Malformed(f"a record has no image ({_IMAGE[0].decode()!r})")
+    label = next((_integers(record, features[name]) for name in _LABEL if name in features), [])
+    name = next((record[slice(*span)] for n in _NAME if n in features for span in _values(record, features[n], 1)), b"")
+    boxes = np.zeros((0, 4), np.float32)
+    if all(side in features for side in _SIDES):
+        sides = [_floats(record, features[side]) for side in _SIDES]
+        count = min(len(side) for side in sides)
+        boxes = good_objects(np.stack([side[:count] for side in sides], axis=1))
+    return image, as_label(label[0]) if label else UNLABELED, name.decode("utf-8", "surrogateescape"), boxes
+
+
+def _varint(record: bytes, place: int, end: int) -> tuple[int, int]:
+    """The number at a place, and where it ends."""
+    value = shift = 0
+    while place < end and shift < 70:
+        byte = record[place]
+        value |= (byte & 0x7F) << shift
+        place += 1
+        if byte < 0x80:
+            return value, place
+        shift += 7
+    raise _Malformed("a record is no tf.train.Example")
+
+
+def _fields(record: bytes, place: int, end: int) -> Iterator[tuple[int, int, Span]]:
+    """Number, wire type and span of each field of a message; lengths never reach beyond the message."""
+    while place < end:
+        tag, place = _varint(record, place, end)
+        kind = tag & 7
+        start = place
+        if kind == 0:
+            _, place = _varint(record, place, end)
+        elif kind == 2:
+            length, start = _varint(record, place, end)
+            place = start + length
+        else:
+            place += {1: 8, 5: 4}.get(kind, end)
+        if place > end:
+            raise _Malformed("a record is no tf.train.Example")
+        yield tag >> 3, kind, (start, place)
+
+
+def _parts(record: bytes, span: Span) -> Iterator[tuple[int, Span]]:
+    return ((number, inner) for number, kind, inner in _fields(record, *span) if kind == 2)
+
+
+def _values(record: bytes, feature: Span, kind: int) -> list[Span]:
+    """The values in a feature's list of one kind: 1 bytes, 2 floats, 3 integers."""
+    return [
+        value for number, inner in _parts(record, feature) if number == kind for _, _, value in _fields(record, *inner)
+    ]
+
+
+def _integers(record: bytes, feature: Span) -> list[int]:
+    """A list of integers, packed or not; only the first matters, the rest are read no further."""
+    for start, end in _values(record, feature, 3):
+        if start < end:
+            value, _ = _varint(record, start, end)
+            return [value - (1 << 64) if value >= 1 << 63 else value]
+    return []
+
+
+def _floats(record: bytes, feature: Span) -> NDArray[np.float64]:
+    """A list of floats, packed or not."""
+    content = b"".join(record[slice(*span)] for span in _values(record, feature, 2))
+    return np.array(struct.unpack(f"<{len(content) // 4}f", content[: len(content) // 4 * 4]), np.float64)

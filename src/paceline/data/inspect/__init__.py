@@ -1,0 +1,1 @@
+"""Checking, describing and measuring a data set."""

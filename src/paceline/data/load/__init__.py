@@ -1,0 +1,1 @@
+"""From the index to micro-batches on the device."""

@@ -1,0 +1,64 @@
+"""Which image stands at which position of the endless list, and which positions a replica's micro-batches cover."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline import keyed
+from paceline.planning import Plan
+
+Positions = NDArray[np.int64]
+
+
+class Order:
+    """The endless list: epoch e is a permutation of the images that depends on (seed, e) alone."""
+
+    def __init__(self, seed: int, images: int, epoch_images: int) -> None:
+        self._seed, self._images, self._length = seed, images, epoch_images
+        self._known: dict[int, NDArray[np.int64]] = {}
+
+    def images(self, positions: Positions) -> NDArray[np.int64]:
+        """The number of the image at each position."""
+        epochs, places = np.divmod(positions, self._length)
+        result = np.empty_like(positions)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            result[here] = self._permutation(epoch)[places[here]]
+        return result
+
+    def epochs(self, positions: Positions) -> NDArray[np.int64]:
+        """The epoch that each position belongs to, counted from 0."""
+        return positions // self._length
+
+    def _permutation(self, epoch: int) -> NDArray[np.int64]:
+        if epoch not in self._known:
+            for old in [e for e in self._known if e < epoch - 1]:
+                del self._known[old]
+            self._known[epoch] = keyed.permutation(keyed.key(self._seed, "order", epoch), self._images)
+        return self._known[epoch]
+
+
+def training_order(plan: Plan) -> Order:
+    """The endless list of a plan."""
+    return Order(plan.recipe.seed, plan.facts.images, plan.epoch_images)
+
+
+def share(plan: Plan, step: int, replica: int) -> list[Positions]:
+    """The positions of each micro-batch that a replica runs in step number `step`, counted from 0.
+
+    Micro-batch k of a step covers neighbors and is run by replica k mod R, so that the norm groups of a round lie
+    side by side on neighboring replicas.
+    """
+    start, size = step * plan.global_batch, plan.micro_batch
+    return [
+        np.arange(start + k * size, start + (k + 1) * size, dtype=np.int64)
+        for k in range(replica, plan.micro_batches, plan.replicas)
+    ]
+
+
+def judged(plan: Plan, replica: int) -> list[NDArray[np.int64]]:
+    """The validation images of each evaluation batch that a replica judges: every image stands in exactly one."""
+    size, count = plan.evaluation_batch, plan.facts.validation_images
+    starts = range(0, count, size)
+    return [np.arange(a, min(a + size, count), dtype=np.int64) for a in starts[replica :: plan.replicas]]

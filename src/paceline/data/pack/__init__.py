@@ -1,0 +1,1 @@
+"""Packs: a data set stored for fast decoding, and conversion to other formats."""

@@ -1,0 +1,63 @@
+"""What each block of a network costs for one image: parameters, numbers kept for the backward pass, multiply-adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from paceline.model.build import build_network
+from paceline.model.dropout import Chances
+from paceline.model.norm import BatchNormAct, Statistics
+from paceline.settings.data import Facts
+from paceline.settings.recipe import Recipe
+
+IMAGES = 2
+"""How many images are sent through, so that a norm over a picture of one pixel has two numbers."""
+
+
+@dataclass(frozen=True)
+class BlockFacts:
+    """What a block costs for one image."""
+
+    name: str
+    parameters: int
+    activation_bytes: int
+    """What the backward pass finds kept, in float32."""
+    multiply_adds: int
+
+
+def survey(recipe: Recipe, facts: Facts) -> list[BlockFacts]:
+    """Every block of a network in order, measured without memory or arithmetic, on torch's meta device."""
+    with torch.device("meta"):
+        network = build_network(recipe, facts).to("meta")  # another package's network comes from the CPU
+        picture = torch.empty(IMAGES, facts.channels, facts.side, facts.side)
+        Statistics(network, passes=1, groups=1)
+        for part in network.modules():
+            if isinstance(part, BatchNormAct):
+                part.images = IMAGES
+        Chances(network, 0, torch.float32).draw(torch.arange(IMAGES))
+    rows = []
+    kept: dict[int, Tensor] = {}  # by storage: what two operations keep is there once
+    for name, block in network.named_children():
+        before = sum(map(_bytes, kept.values()))
+
+        def keep(tensor: Tensor) -> Tensor:
+            if tensor.dim() > 1 and tensor.shape[0] == IMAGES and not isinstance(tensor, torch.nn.Parameter):
+                kept.setdefault(tensor.untyped_storage()._cdata, tensor)
+            return tensor
+
+        with FlopCounterMode(display=False) as counter, saved_tensors_hooks(keep, lambda tensor: tensor):
+            made = block(picture)
+        picture = made if isinstance(made, Tensor) else made[0]
+        after = sum(map(_bytes, kept.values()))
+        parameters = sum(p.numel() for p in block.parameters())
+        rows.append(BlockFacts(name, parameters, (after - before) // IMAGES, counter.get_total_flops() // (2 * IMAGES)))
+    return rows
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,132 @@
+"""Networks of timm and torchvision, with Paceline's norms and keyed chances in the place of their own."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline import keyed
+from paceline.errors import PlanError
+from paceline.model.dropout import Chances, Dropout, StochasticDepth
+from paceline.model.layers import MakeNorm
+from paceline.model.norm import BatchNormAct, Statistics
+from paceline.settings.data import Facts
+from paceline.settings.model import Outside
+
+PROBE = 2
+"""Images sent through a network once to see what it does."""
+
+
+class Outsider(nn.Module):
+    """A whole network of another package as one block; scores of auxiliary heads ride along."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Any:
+        made = self.network(x)
+        if isinstance(made, Tensor):
+            return made
+        return tuple(scores for scores in made if scores is not None)
+
+
+def outside_blocks(model: Outside, facts: Facts, make_norm: MakeNorm, seed: int) -> dict[str, nn.Module]:
+    """The network as one block; its weights are those its package starts with, drawn from the recipe's seed."""
+    package = load_package(model.name, "model")
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(keyed.key(seed, "weights"))  # fits torch, however large the seed
+        network = create(package, model.name, model.network, facts)
+        block = Outsider(network)
+        _replace(block, make_norm)
+        _probe(block, facts, f"{model.name}:{model.network}")
+    return {"network": block}
+
+
+def load_package(name: str, key: str) -> Any:
+    """The package, if it is installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        instead = "the weights of a file or a run" if key == "init.from" else "a network of Paceline's"
+        raise PlanError(f"{key}: {name} is not installed; write pip install {name}, or {instead}") from None
+
+
+def create(package: Any, kind: str, name: str, facts: Facts, published: bool = False) -> nn.Module:
+    """A network of a package: for these images, or as its published weights need it."""
+    try:
+        if kind == "timm":
+            asked: dict[str, Any] = {} if published else {"num_classes": facts.classes, "in_chans": facts.channels}
+            network = package.create_model(name, pretrained=published, **asked)
+        else:
+            models = importlib.import_module("torchvision.models")
+            asked = {"weights": "DEFAULT"} if published else {"weights": None, "num_classes": facts.classes}
+            network = models.get_model(name, **asked)
+    except Exception as fault:  # noqa: BLE001 - whatever another package finds wrong is the user's to know
+        raise PlanError(f"{kind}:{name}: {kind} cannot make it: {_first_line(fault)}") from None
+    assert isinstance(network, nn.Module)
+    return network
+
+
+def _replace(module: nn.Module, make_norm: MakeNorm) -> None:
+    """Norms over a batch and what drops by chance become Paceline's, so that norm groups and keys hold."""
+    for name, part in module.named_children():
+        if isinstance(part, nn.BatchNorm2d) and part.affine:
+            setattr(module, name, _norm(part, make_norm))
+        elif isinstance(part, nn.Dropout):
+            setattr(module, name, Dropout(part.p, 0))
+        elif type(part).__name__ == "DropPath":
+            setattr(module, name, StochasticDepth(float(getattr(part, "drop_prob", 0.0) or 0.0)))
+        elif type(part).__name__ == "StochasticDepth" and getattr(part, "mode", "row") == "row":
+            setattr(module, name, StochasticDepth(float(getattr(part, "p", 0.0))))
+        else:
+            _replace(part, make_norm)
+
+
+def _norm(part: nn.BatchNorm2d, make_norm: MakeNorm) -> nn.Module:
+    """Paceline's norm with the same numbers; a norm that also drops or activates does so behind it."""
+    own = make_norm.published(part.eps, part.momentum or 0.1)(part.num_features, None)
+    own.load_state_dict(part.state_dict(), strict=False)
+    behind = [child for child in part.children() if not isinstance(child, nn.Identity)]
+    return nn.Sequential(own, *behind) if behind else own
+
+
+def _probe(block: nn.Module, facts: Facts, name: str) -> None:
+    """Send two images through: dropouts learn their width, and a network that still draws by itself is refused."""
+    if any(isinstance(part, _BatchNorm) for part in block.modules()):
+        raise PlanError(f"{name} has batch norms over vectors or without a scale, which cannot keep norm groups")
+    images = torch.zeros(PROBE, facts.channels, facts.side, facts.side)
+    hooks = [
+        part.register_forward_pre_hook(lambda part, given: setattr(part, "features", given[0][0].numel()))
+        for part in block.modules()
+        if isinstance(part, Dropout)
+    ]
+    before = torch.get_rng_state()
+    try:
+        block.eval()(images)
+        Statistics(block, passes=1, groups=1)
+        for part in block.modules():
+            if isinstance(part, BatchNormAct):
+                part.images = PROBE
+        for _ in range(2):  # auxiliary heads speak in training alone, and the second time their dropouts are at work
+            Chances(block, 0, torch.float32).draw(torch.arange(PROBE))
+            block.train()(images)
+        for hook in hooks:
+            hook.remove()
+    except (RuntimeError, ValueError, TypeError, AssertionError) as fault:
+        size = f"{facts.channels} x {facts.side} x {facts.side}"
+        raise PlanError(f"{name} does not take images of {size}: {_first_line(fault)}") from None
+    if not torch.equal(before, torch.get_rng_state()):
+        raise PlanError(
+            f"{name} draws random numbers of its own in training, so that placements would not be the same run; "
+            "choose a network without them"
+        )
+
+
+def _first_line(fault: Exception) -> str:
+    """What a fault says, or its kind where it says nothing."""
+    return (str(fault).splitlines() or [type(fault).__name__])[0]

@@ -1,0 +1,97 @@
+"""Pieces that several architectures are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline.model.dropout import Dropout
+from paceline.model.norm import BatchNormAct, GroupNormAct, NormAct, ProxyNormAct, Role
+from paceline.settings.model import Activation
+from paceline.settings.recipe import BatchNorm, GroupNorm, NoNorm
+
+
+@dataclass(frozen=True)
+class MakeNorm:
+    """make_norm(channels, activation, role): the normalization a recipe asks for."""
+
+    settings: BatchNorm | GroupNorm | NoNorm
+    epsilon: float = 1e-5
+    momentum: float = 0.1
+
+    def published(self, epsilon: float, momentum: float = 0.1) -> MakeNorm:
+        """The same for a network that was published with these numbers, which count where the recipe names none."""
+        return replace(self, epsilon=epsilon, momentum=momentum)
+
+    def __call__(self, channels: int, activation: Activation | None = "relu", role: Role = "plain") -> NormAct:
+        match self.settings:
+            case BatchNorm(momentum=momentum, epsilon=epsilon):
+                return BatchNormAct(channels, momentum or self.momentum, epsilon or self.epsilon, activation, role)
+            case GroupNorm(groups=groups, epsilon=epsilon, proxy=False):
+                return GroupNormAct(channels, groups, epsilon or self.epsilon, activation, role)
+            case GroupNorm(groups=groups, epsilon=epsilon, proxy_epsilon=proxy):
+                return ProxyNormAct(channels, groups, epsilon or self.epsilon, proxy, activation, role)
+            case NoNorm():
+                return NormAct(channels, activation, role)
+
+
+class BlurredConv(nn.Conv2d):
+    """A convolution of a picture blurred by weights of 1, 2, 1 in both directions, so that striding skips nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Means over two neighbors, twice, are these weights; zeros lie around the picture.
+        return super().forward(F.avg_pool2d(F.avg_pool2d(x, 2, 1, padding=1), 2, 1))
+
+
+def conv(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1, *, blur: bool = False) -> nn.Conv2d:
+    """A convolution without bias that keeps the side, or halves it with stride 2, blurred before that if asked."""
+    kind = BlurredConv if blur and stride > 1 else nn.Conv2d
+    return kind(inputs, outputs, size, stride, padding=size // 2, groups=groups, bias=False)
+
+
+class ConvNorm(nn.Module):
+    """A convolution without bias, a norm and an activation."""
+
+    def __init__(self, convolution: nn.Conv2d, make_norm: MakeNorm, activation: Activation | None = "relu") -> None:
+        super().__init__()
+        self.conv = convolution
+        self.norm = make_norm(convolution.out_channels, activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(self.conv(x))
+        return y
+
+
+class Windows(nn.Module):
+    """Means over side x side windows that together cover the picture, whatever its own side.
+
+    This is adaptive pooling, but torch's own has no backward pass on CUDA that always adds in the same order.
+    """
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, x: Tensor) -> Tensor:
+        for axis in (2, 3):
+            length = x.shape[axis]
+            if length != self.side:
+                edges = [(n * length // self.side, -(-(n + 1) * length // self.side)) for n in range(self.side)]
+                x = torch.stack([x.narrow(axis, start, end - start).mean(axis) for start, end in edges], axis)
+        return x
+
+
+class Head(nn.Module):
+    """Mean over the picture, then one score for each class."""
+
+    def __init__(self, channels: int, classes: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = Dropout(dropout, channels)
+        self.dense = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.dense(self.dropout(x.mean((2, 3))))
+        return scores

@@ -1,0 +1,161 @@
+"""Weights from elsewhere: read from a run, a file or a package, matched to a network's tensors, every shape checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load as tensors_from
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from paceline import checkpoint
+from paceline.errors import DataError, RunError, UserError
+from paceline.model.external import create, load_package
+from paceline.settings.data import Facts
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """What became of weights from elsewhere."""
+
+    source: str
+    tensors: int
+    """How many were taken over."""
+    anew: list[str]
+    """Tensors of this network that start anew."""
+
+    def __str__(self) -> str:
+        rest = f"; these start anew: {', '.join(self.anew)}" if self.anew else ""
+        return f"init.from {self.source}: {self.tensors} tensors taken over{rest}"
+
+
+def adopt(network: nn.Module, source: str, facts: Facts) -> Adoption:
+    """Put weights from elsewhere into a network whose own weights are set, and which keeps those of a head that has
+    another number of classes."""
+    return take(network, read(source, facts), source)
+
+
+@torch.no_grad()
+def take(network: nn.Module, tensors: Tensors, source: str) -> Adoption:
+    """The same with the tensors at hand."""
+    theirs = {name: tensor for name, tensor in tensors.items() if not name.endswith("num_batches_tracked")}
+    ours = dict(network.state_dict())
+    pairs = match(theirs, ours, source)
+    taken = {name: other for name, other in pairs.items() if other is not None}
+    for name, other in taken.items():
+        ours[name].copy_(theirs[other])
+    return Adoption(source, len(taken), [name for name in pairs if name not in taken])
+
+
+def read(source: str, facts: Facts) -> Tensors:
+    """The tensors of a run folder, a file, or a package's published weights, by the names they have there."""
+    package, colon, name = source.partition(":")
+    if colon and package in ("timm", "torchvision"):
+        return dict(create(load_package(package, "init.from"), package, name, facts, published=True).state_dict())
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _of_run(path)
+    if not path.is_file():
+        raise DataError(
+            f"init.from: {source} is not there; give a run folder, a .safetensors or .pth file, or timm:NAME"
+        )
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return _of_pickle(torch.load(path, map_location="cpu", weights_only=True))
+    except Exception:  # noqa: BLE001 - there is no end to what a damaged pickle can raise
+        raise DataError(
+            f"init.from: {source} does not hold plain tensors by name: it is damaged, or holds other objects, which "
+            "are never loaded"
+        ) from None
+
+
+def _of_run(folder: Path) -> Tensors:
+    """What the newest whole checkpoint of a run would be judged by: its averaged weights where it has them."""
+    for _, found in checkpoint.newest(folder / "checkpoints"):
+        if not isinstance(found, RunError):
+            averaged = found.get(checkpoint.AVERAGE)
+            return tensors_from(found[checkpoint.NETWORK]) | (tensors_from(averaged) if averaged else {})
+    raise DataError(f"init.from: {folder} holds no whole checkpoint")
+
+
+def _of_pickle(content: Any) -> Tensors:
+    """The state dictionary in a .pth file, alone or under one of its usual names."""
+    for key in ("state_dict", "model", "model_state_dict"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
+        raise ValueError("expected a state dictionary")
+    return {name.removeprefix("module."): tensor for name, tensor in content.items()}
+
+
+def match(theirs: Tensors, ours: Tensors, source: str) -> dict[str, str | None]:
+    """For each of our tensors the name of theirs; None for those of a head with another number of classes, and of
+    auxiliary heads that they do not have.
+
+    Paceline's own weights are matched by name. Others are matched in the order in which their network lists them, which
+    is ours; each pair must agree in shape and in the last word of the name, so that an order that was lost is noticed.
+    """
+    plain = [name for name in ours if not _auxiliary(name)]
+    last = f"{plain[-1].rpartition('.')[0]}."
+    heads = {name for name in ours if _auxiliary(name) or name.startswith(last)}  # these may differ in their classes
+    if set(plain) == {name for name in theirs if not _auxiliary(name)}:
+        return {name: _fit(name, name, theirs, ours, heads, source) for name in ours}
+    for there in (list(theirs), [name for name in theirs if not _auxiliary(name)]):
+        for here in _orders(ours):
+            pairs = list(zip(here, there, strict=False))
+            if len(here) == len(there) and all(_alike(o, t, ours[o], theirs[t], o in heads) for o, t in pairs):
+                found = {o: _fit(o, t, theirs, ours, heads, source) for o, t in pairs}
+                return {name: found.get(name) for name in ours}
+    if len(ours.keys() & theirs.keys()) > len(ours) / 2:  # of Paceline, and of another network
+        odd = next(name for name in [*ours, *theirs] if (name in ours) != (name in theirs))
+        raise UserError(f"init.from: {source} does not fit this network; '{odd}' is in only one of the two")
+    here, there = list(ours), list(theirs)
+    lost = "; a .safetensors file forgets the order of its tensors" if source.endswith(".safetensors") else ""
+    for o, t in zip(here, there, strict=False):
+        if not _alike(o, t, ours[o], theirs[t], o in heads):
+            raise UserError(
+                f"init.from: {source} does not fit this network: '{t}' {tuple(theirs[t].shape)} stands where "
+                f"'{o}' {tuple(ours[o].shape)} should{lost}"
+            )
+    raise UserError(f"init.from: {source} has {len(there)} tensors, and this network has {len(here)}")
+
+
+def _orders(ours: Tensors) -> Iterator[list[str]]:
+    """Our tensors as another package may list them: as here, with the auxiliary heads just before the head, without."""
+    auxiliary = [name for name in ours if _auxiliary(name)]
+    head = [name for name in ours if name.startswith("head.")]
+    body = [name for name in ours if name not in auxiliary and name not in head]
+    yield list(ours)
+    yield [*body, *auxiliary, *head]
+    yield [*body, *head]
+
+
+def _auxiliary(name: str) -> bool:
+    """Whether a tensor belongs to an auxiliary head, here or in another package: aux1, AuxLogits."""
+    return "aux" in name.lower()
+
+
+def _alike(our_name: str, their_name: str, ours: Tensor, theirs: Tensor, head: bool) -> bool:
+    if our_name.rpartition(".")[2] != their_name.rpartition(".")[2]:
+        return False
+    return ours.shape == theirs.shape or (head and ours.shape[1:] == theirs.shape[1:])
+
+
+def _fit(name: str, other: str, theirs: Tensors, ours: Tensors, heads: set[str], source: str) -> str | None:
+    """The name of theirs for one of ours, None where it starts anew; a shape that does not fit is refused."""
+    if other not in theirs:
+        return None
+    their_shape, our_shape = theirs[other].shape, ours[name].shape
+    if their_shape == our_shape:
+        return other
+    if name in heads and their_shape[1:] == our_shape[1:]:
+        return None
+    shapes = f"{tuple(their_shape)} instead of {tuple(our_shape)}"
+    raise UserError(f"init.from: {source} does not fit this network; '{name}' has the shape {shapes}")

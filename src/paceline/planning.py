@@ -1,0 +1,176 @@
+"""Recipe and placement reconciled: every number of the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import islice
+
+from paceline.errors import PlanError
+from paceline.settings.data import Data, Facts
+from paceline.settings.duration import Duration, Rhythm
+from paceline.settings.placement import Placement
+from paceline.settings.recipe import BatchNorm, Recipe
+
+
+@dataclass(frozen=True)
+class NetworkFacts:
+    """What a plan must know of a network, from the model tables."""
+
+    parameters: int
+    activations: int
+    """Numbers kept for the backward pass, for one image."""
+    smallest_side: int = 1
+    last_side: int = 2
+    """Pixels a side that the last norm sees."""
+    blocks: tuple[str, ...] = ()
+    """The names of its blocks, in order."""
+    norms: bool = True
+    """Whether it has any norms."""
+    auxiliary: bool = False
+    """Whether it is an auxiliary head that needs the smallest side."""
+
+    def chosen(self, key: str, names: Iterable[str]) -> list[str]:
+        """The blocks that names stand for: a block, a stage of blocks, or all; a wrong one lists the right ones."""
+        found: set[str] = set()
+        for name in names:
+            meant = [block for block in self.blocks if name in ("all", block) or block.startswith(f"{name}/")]
+            if not meant:
+                raise PlanError(f"{key}: the network has no block '{name}'; it has {', '.join(self.blocks)}")
+            found.update(meant)
+        return [block for block in self.blocks if block in found]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every number that the step and the loop need; all of it follows from the recipe, the placement and the facts."""
+
+    recipe: Recipe
+    placement: Placement
+    """With every 'auto' decided."""
+    data: Data
+    facts: Facts
+    network: NetworkFacts
+
+    @property
+    def frozen(self) -> list[str]:
+        """The blocks that stand still."""
+        return self.network.chosen("freeze", self.recipe.freeze)
+
+    @property
+    def recomputed(self) -> list[str]:
+        """The blocks before which the network is cut for recomputation."""
+        return self.network.chosen("on.recompute", self.placement.recompute)
+
+    def lr_factor(self, block: str) -> float:
+        """What a block's learning rate is multiplied by: what is written for the longest name that stands for it."""
+        names = [name for name in self.recipe.lr_factors if block in self.network.chosen("lr_factors", [name])]
+        return self.recipe.lr_factors[max(names, key=lambda name: (name != "all", len(name)))] if names else 1.0
+
+    @property
+    def global_batch(self) -> int:
+        return self.recipe.global_batch
+
+    @property
+    def replicas(self) -> int:
+        assert isinstance(self.placement.replicas, int)
+        return self.placement.replicas
+
+    @property
+    def micro_batch(self) -> int:
+        assert isinstance(self.placement.micro_batch, int)
+        return self.placement.micro_batch
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one step, over all replicas."""
+        return self.global_batch // self.micro_batch
+
+    @property
+    def rounds(self) -> int:
+        """Forward passes of the busiest replica in one step."""
+        return math.ceil(self.micro_batches / self.replicas)
+
+    @property
+    def epoch_images(self) -> int:
+        """Images that one pass through the list shows: fewer than there are when the tail is dropped."""
+        if self.recipe.tail == "flow":
+            return self.facts.images
+        return self.facts.images // self.global_batch * self.global_batch
+
+    @cached_property
+    def steps(self) -> int:
+        """Optimizer steps of the whole run; epochs that were worked out from steps may be a rounding short of them."""
+        exact = Fraction(str(self.recipe.epochs)) * self.epoch_images / self.global_batch
+        return max(1, math.floor(exact * (1 + Fraction(1, 1 << 50))))
+
+    @cached_property
+    def warm_steps(self) -> int:
+        """Steps in which the learning rate climbs."""
+        return math.floor(self.steps_in(self.recipe.schedule.warmup))
+
+    @property
+    def norm_batch(self) -> int | None:
+        """Images that share a batch-norm statistic; None where the norm sees one image."""
+        return norm_batch_of(self.recipe, self.network)
+
+    @property
+    def norm_groups(self) -> int:
+        """Norm groups inside one micro-batch; 1 where a group spans replicas."""
+        return 1 if self.norm_batch is None else max(1, self.micro_batch // self.norm_batch)
+
+    @property
+    def norm_replicas(self) -> int:
+        """Neighboring replicas that share one norm group."""
+        return 1 if self.norm_batch is None else max(1, self.norm_batch // self.micro_batch)
+
+    @property
+    def norm_total(self) -> int:
+        """Norm groups of one step, over all replicas."""
+        return self.global_batch // self.norm_batch if self.norm_batch else 0
+
+    @property
+    def peak_lr(self) -> float:
+        """The learning rate that the schedule multiplies."""
+        return self.recipe.optimizer.lr.at(self.global_batch)
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Images judged at a time by one replica: without a backward pass, four micro-batches fit."""
+        return min(4 * self.micro_batch, 1024, self.facts.validation_images)
+
+    @cached_property
+    def averaged_steps(self) -> list[int]:
+        """The steps whose checkpoints the end of the run averages, which are saved whatever else is."""
+        if self.recipe.average.last is None:
+            return []
+        rhythm = self.rhythm(self.recipe.average.apart)
+        named = (step for step in range(self.steps, 0, -1) if step == self.steps or rhythm.due(step))
+        return sorted(islice(named, self.recipe.average.last))
+
+    def images_in(self, duration: Duration) -> Fraction:
+        """How many images an amount of this run's training sees."""
+        return duration.images(self.epoch_images, self.global_batch, self.steps)
+
+    def steps_in(self, duration: Duration) -> Fraction:
+        """The same in optimizer steps."""
+        return self.images_in(duration) / self.global_batch
+
+    def epoch(self, step: int) -> float:
+        """How many epochs were seen after `step` steps."""
+        return step * self.global_batch / self.epoch_images
+
+    def rhythm(self, every: Duration, offset: Duration | None = None) -> Rhythm:
+        """When something comes back that is due every so often."""
+        start = self.images_in(offset) if offset else Fraction(0)
+        return Rhythm.of(self.images_in(every), start, self.global_batch)
+
+
+def norm_batch_of(recipe: Recipe, network: NetworkFacts) -> int | None:
+    """Images that share a batch-norm statistic; None where no norm keeps any."""
+    if not network.norms or not isinstance(recipe.norm, BatchNorm):
+        return None
+    return recipe.norm_batch or recipe.global_batch

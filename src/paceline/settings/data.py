@@ -1,0 +1,194 @@
+"""Which images are trained on and judged: every setting of a data set."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from paceline.settings.build import Settings
+from paceline.settings.model import Count, Positive
+
+# Every kind of data has these three, each with defaults of its own.
+Mean = Annotated[
+    tuple[float, ...], Field(description="Mean of each channel on a scale of 0 to 1, subtracted from the pixels.")
+]
+Spread = Annotated[tuple[Positive, ...], Field(description="Spread of each channel, which the pixels are divided by.")]
+Normalize = Annotated[
+    Literal["mean-std", "mean", "unit", "image"],
+    Field(
+        description="How pixels become numbers: less the mean and divided by the spread; less the mean only, on a "
+        "scale of 0 to 255; on a scale of -1 to 1; or each image by its own mean and spread (at least 1 / root of its "
+        "numbers)."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a plan must know of a data set."""
+
+    images: int
+    validation_images: int
+    classes: int
+    side: int
+    channels: int = 3
+    evaluation_side: int | None = None
+    """Where validation images have another side."""
+
+
+class Shapes(Settings):
+    """The built-in data set: ten kinds of shapes, drawn by Paceline itself; needs no folder."""
+
+    name: Literal["shapes"]
+    mean: Mean = (0.5, 0.5, 0.5)
+    std: Spread = (0.25, 0.25, 0.25)
+    normalize: Normalize = "mean-std"
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(images=10_000, validation_images=2_000, classes=10, side=32)
+
+
+class Cifar(Settings):
+    """CIFAR-10 or CIFAR-100 in the published binary files."""
+
+    name: Literal["cifar10", "cifar100"]
+    mean: Mean = (0.4914, 0.4822, 0.4465)
+    std: Spread = (0.2470, 0.2435, 0.2616)
+    normalize: Normalize = "mean-std"
+
+    @property
+    def facts(self) -> Facts:
+        classes = 10 if self.name == "cifar10" else 100
+        return Facts(images=50_000, validation_images=10_000, classes=classes, side=32)
+
+
+class Made(Settings):
+    """Random images for measuring: `generated` ones come from the host, `synthetic` ones stay on the device."""
+
+    name: Literal["generated", "synthetic"]
+    images: Count = 1_281_167
+    """How many training images the epoch counts."""
+    validation_images: Count = 1_000
+    """How many images a validation counts; they are as random as their labels."""
+    classes: Count = 1000
+    """How many classes the labels are drawn from."""
+    side: Count = 224
+    """Height and width of an image in pixels."""
+    channels: Count = 3
+    """Color channels of an image."""
+    mean: Mean = (0.485, 0.456, 0.406)
+    std: Spread = (0.229, 0.224, 0.225)
+    normalize: Normalize = "mean-std"
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(self.images, self.validation_images, self.classes, self.side, self.channels)
+
+
+def _percent(value: object) -> object:
+    """'10%' or 0.1."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        try:
+            return float(value.strip()[:-1]) / 100
+        except ValueError:
+            raise ValueError(f"expected a share such as 10% or 0.1, found {value!r}") from None
+    return value
+
+
+Part = Annotated[float, BeforeValidator(_percent), Field(gt=0, lt=1)]
+Percent = Annotated[float, BeforeValidator(_percent), Field(gt=0, le=1)]
+
+
+class Center(Settings):
+    """The shorter edge is resized and the center cut out, in one resampling."""
+
+    name: Literal["center"]
+    short: Count | None = None
+    """Pixels that the shorter edge is resized to; left out, 8/7 of what is cut out, as 256 is of 224."""
+
+    def shorter(self, side: int) -> int:
+        """The same for a cut of so many pixels a side."""
+        return self.short or round(side * 8 / 7)
+
+
+class Squash(Settings):
+    """The same share of both edges is cut out at the center and squashed into a square."""
+
+    name: Literal["squash"]
+    share: Percent = 0.875
+    """How much of each edge is kept."""
+
+
+class Files(Settings):
+    """Encoded images (JPEG, PNG and whatever Pillow reads) in class folders, TFRecords, WebDataset tars or Paceline
+    packs, recognized by their files; `imagenet` plans without them."""
+
+    name: Literal["images", "imagenet"]
+    side: Count = 224
+    """Height and width that training images are resized to."""
+    resize: Literal["bilinear", "bicubic"] = "bilinear"
+    """The filter that makes images larger or smaller; it sees every pixel (antialiased)."""
+    evaluation: Annotated[Center | Squash, Field(discriminator="name")] = Center(name="center")
+    """What of a validation image is judged."""
+    evaluation_side: Count | None = None
+    """Height and width that validation images are resized to; left out, as in training."""
+    validation: Part | None = None
+    """Share of the images, chosen by chance, that is judged and not trained on; for data without a validation part."""
+    use: Percent = 1.0
+    """Share of the training images, chosen by chance, that is used at all."""
+    labels: str | None = None
+    """A CSV or JSON file beside the images with the class of each folder or file; left out, folders are classes."""
+    first_label: int | None = None
+    """The number of the first class where labels are numbers; left out, 1 in TFRecords and 0 elsewhere."""
+    orientation: Literal["ignore", "honor"] = "ignore"
+    """Whether an image is turned as its EXIF data says; by ImageNet's convention it is not."""
+    max_bad: Annotated[float, BeforeValidator(_percent), Field(ge=0, le=1)] | None = None
+    """Share of the images that may be damaged, and be replaced by their next neighbor, before the run ends; left out,
+    0.1 %, or 10 images where that is more, but no more than a tenth."""
+    images: Count | None = None
+    """How many training images there are; left out, as many as are found."""
+    validation_images: Count | None = None
+    """How many validation images there are; left out, as many as are found."""
+    classes: Count | None = None
+    """How many classes there are; left out, as many as are found."""
+    class_names: tuple[str, ...] | None = None
+    """The classes by name, in the order of their numbers; left out, as the data keep them, and the names of folders
+    sorted."""
+    mean: Mean = (0.485, 0.456, 0.406)
+    std: Spread = (0.229, 0.224, 0.225)
+    normalize: Normalize = "mean-std"
+
+    @model_validator(mode="after")
+    def _classes_have_one_name_each(self) -> Files:
+        names = self.class_names or ()
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"class_names: '{twice}' is there twice; each class has one name of its own")
+        if self.class_names == ():
+            raise ValueError("class_names: there is none; leave it out, or write [cat, dog]")
+        if names and self.classes not in (None, len(names)):
+            raise ValueError(f"class_names has {len(names)} names, and classes says {self.classes}; leave classes out")
+        return self
+
+    def bad_allowed(self, images: int) -> int:
+        """How many of so many images may be damaged."""
+        if self.max_bad is not None:
+            return math.ceil(self.max_bad * images)
+        return max(math.ceil(0.001 * images), min(10, math.ceil(0.1 * images)))
+
+    @property
+    def facts(self) -> Facts:
+        images, judged, classes = self.images, self.validation_images, self.classes
+        if self.name == "imagenet":
+            images, judged, classes = images or 1_281_167, judged or 50_000, classes or 1000
+        assert None not in (images, judged, classes), "the index of the files fills these in"
+        return Facts(
+            images or 0, judged or 0, classes or 0, self.side, evaluation_side=self.evaluation_side or self.side
+        )
+
+
+Data = Shapes | Cifar | Made | Files

@@ -1,0 +1,154 @@
+"""Where a recipe runs: settings that never change what is learned beyond rounding."""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+
+from paceline.settings.build import Settings
+from paceline.settings.duration import ClockInterval, Duration, Interval, refuse_clock
+from paceline.settings.model import Count, Names
+
+LAYOUT = {"kind": "layout"}
+ARITHMETIC = {"kind": "arithmetic"}
+KEEPING = {"kind": "keeping"}
+
+
+def _as_text(value: object) -> object:
+    """YAML reads 16.32 as a number; it is a name."""
+    return str(value) if isinstance(value, float) else value
+
+
+def _count(value: object) -> object:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return value
+    raise ValueError(f"expected a whole number above 0, or auto; found {value!r}")
+
+
+def _switch(value: object) -> object:
+    if value == "auto" or isinstance(value, bool):
+        return value
+    raise ValueError(f"expected true, false or auto; found {value!r}")
+
+
+def _loss_scale(value: object) -> object:
+    if value in ("auto", "dynamic"):
+        return value
+    if isinstance(value, dict) and value:
+        return {str(refuse_clock(when)): _power_of_two(scale) for when, scale in value.items()}
+    return _power_of_two(value)
+
+
+def _power_of_two(value: object) -> float:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and 2.0**-24 <= value <= 2.0**24
+    if not good or math.frexp(value)[0] != 0.5:  # type: ignore[arg-type]
+        raise ValueError(f"expected auto, dynamic or a power of two from 2^-24 to 2^24, such as 128; found {value!r}")
+    return float(value)  # type: ignore[arg-type]
+
+
+AutoCount = Annotated[
+    int | Literal["auto"],
+    PlainValidator(_count),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}),
+]
+AutoSwitch = Annotated[
+    bool | Literal["auto"], PlainValidator(_switch), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "auto"}]})
+]
+
+
+LossScale = Annotated[
+    float | dict[str, float] | Literal["auto", "dynamic"],
+    PlainValidator(_loss_scale),
+    WithJsonSchema({"anyOf": [{"enum": ["auto", "dynamic"]}, {"type": "number"}, {"type": "object"}]}),
+]
+
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def _bytes(value: object) -> object:
+    """A number of bytes, or an amount with its unit."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([KMG]i?B)\s*", value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"expected an amount of memory such as 500 MB or 8 GiB, found {value!r}")
+    return int(Fraction(match[1]) * _UNITS[match[2]])
+
+
+Size = Annotated[
+    int,
+    PlainValidator(_bytes),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]}),
+]
+
+
+class Placement(Settings):
+    """Where it runs. Layout keys give the same run to 1e-12 in float64; arithmetic keys change rounding only; keeping
+    keys say what stays on disk."""
+
+    about: Annotated[str, Field(json_schema_extra=KEEPING)] = ""
+    """One line on where the placement comes from."""
+    device: Annotated[Literal["auto", "cpu", "cuda", "mps"], Field(json_schema_extra=ARITHMETIC)] = "auto"
+    """Kind of device; auto is cuda where there is one, else cpu."""
+    replicas: Annotated[AutoCount, Field(json_schema_extra=LAYOUT)] = "auto"
+    """Copies of the network that share each step's images; auto is every visible accelerator, or one."""
+    micro_batch: Annotated[AutoCount, Field(json_schema_extra=LAYOUT)] = "auto"
+    """Images in one forward pass of one replica; auto is the one that fits the memory and takes the least time."""
+    precision: Annotated[
+        Literal["auto", "64.64", "32.32", "tf32.32", "16.32", "16.16", "fp16.32", "fp16.16"],
+        BeforeValidator(_as_text),
+        Field(json_schema_extra=ARITHMETIC),
+    ] = "auto"
+    """Bits of arithmetic and of weights: 64.64, 32.32, tf32.32 (float32 rounded to TF32 in products), 16.32 and 16.16
+    (bfloat16), fp16.32 and fp16.16 (float16); auto is 16.32 on cuda, else 32.32."""
+    stochastic_rounding: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = True
+    """Round 16-bit weights up or down by chance, so that small steps are not lost; keyed, so the same everywhere."""
+    loss_scale: Annotated[LossScale, Field(json_schema_extra=ARITHMETIC)] = "auto"
+    """What the loss is multiplied by before the backward pass and gradients divided by after it: a power of two, or
+    dynamic (halved by a bad step, doubled after 2,000 good ones), or steps such as {0 epochs: 64, 30 epochs: 512}; auto
+    is dynamic with float16, else 1. A published scale S of a mean over a micro-batch m is S / m here."""
+    compile: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = False
+    """Let torch.compile fuse the network: slower to start."""
+    deterministic: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = False
+    """Only kernels that give the same bits each time, so that a resume on an accelerator is exact too."""
+    recompute: Annotated[Names, Field(json_schema_extra=LAYOUT)] = ()
+    """Cut the network before these blocks (stage2 means each block of stage2, all means every block) and keep only what
+    goes from piece to piece: the rest is computed again in the backward pass, for less memory and more time."""
+    resident: Annotated[AutoSwitch, Field(json_schema_extra=LAYOUT)] = "auto"
+    """Keep the whole data set on the device and crop and flip it there; auto does so where it is small."""
+    decoder: Annotated[Literal["auto", "fast", "pillow", "gpu"], Field(json_schema_extra=ARITHMETIC)] = "auto"
+    """What decodes images in files: fast (libjpeg-turbo, and Pillow for what that refuses), pillow, or gpu (nvJPEG
+    through torchvision, cropped and resized on the device); auto is fast."""
+    cache: Annotated[Size, Field(json_schema_extra=LAYOUT)] = 0
+    """Memory of each replica in which encoded images stay once they are read, such as 8 GiB; 0 keeps none. All
+    threads or processes of the replica share it."""
+    decoded_validation: Annotated[bool, Field(json_schema_extra=LAYOUT)] = False
+    """Keep validation images decoded on disk, beside the data's index, so that each is decoded once for all runs."""
+    loader_threads: Annotated[AutoCount, Field(json_schema_extra=LAYOUT)] = "auto"
+    """Threads of each replica that prepare images; more than 4 are processes where images come in files."""
+    cpu_threads: Annotated[AutoCount, Field(json_schema_extra=ARITHMETIC)] = "auto"
+    """Threads of each replica that compute on the CPU; auto shares the cores between the replicas."""
+    timeout: Annotated[float, Field(gt=0, json_schema_extra=LAYOUT)] = 600.0
+    """Seconds after which a replica that does not answer is given up."""
+    save: Annotated[ClockInterval, Field(json_schema_extra=KEEPING)] = Duration.parse("1 epoch")
+    """How often a checkpoint is written: epochs, steps, images, % or seconds; the start and the end always are."""
+    keep_last: Annotated[Count, Field(json_schema_extra=KEEPING)] = 3
+    """How many of the newest checkpoints stay."""
+    keep_best: Annotated[bool, Field(json_schema_extra=KEEPING)] = True
+    """Keep the checkpoint with the best validation accuracy as well."""
+    keep_every: Annotated[Interval | None, Field(json_schema_extra=KEEPING)] = None
+    """Keep one checkpoint of each such stretch for good, such as 10 epochs."""
+
+
+MOST_THREADS = 4
+"""More threads than this wait for each other in Python more than they decode: beyond it they are processes."""
+
+
+def keys(kind: str) -> list[str]:
+    """The placement keys of one kind: layout, arithmetic or keeping."""
+    return [name for name, info in Placement.model_fields.items() if info.json_schema_extra == {"kind": kind}]

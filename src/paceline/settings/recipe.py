@@ -1,0 +1,168 @@
+"""What is trained: every setting of a recipe with its one-sentence meaning; none of them names hardware."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from paceline.settings.augment import Augment, Mix
+from paceline.settings.build import Settings
+from paceline.settings.data import Data
+from paceline.settings.duration import Duration, Interval, Length
+from paceline.settings.model import Count, Model, Names, Positive, Share
+from paceline.settings.optimizer import Clip, Optimizer, Schedule, WeightDecay
+
+
+class BatchNorm(Settings):
+    """Normalization over `norm_batch` images of each channel."""
+
+    name: Literal["batch"]
+    momentum: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share by which running statistics move to a step's statistics (torch's convention; TF's decay is 1 - this); left
+    out, what the network was published with, mostly 0.1."""
+    epsilon: Positive | None = None
+    """Added to the variance; left out, what the network was published with, mostly 1e-5."""
+
+
+class GroupNorm(Settings):
+    """Normalization over groups of channels of one image."""
+
+    name: Literal["group"]
+    groups: Count = 32
+    """How many groups the channels of a layer are divided into; a narrower layer uses as many as divide it."""
+    epsilon: Positive | None = None
+    """Added to the variance; left out, what the network was published with, mostly 1e-5."""
+    proxy: bool = False
+    """Proxy norm: shift and scale what comes out of each activation to where a Gaussian input would have mean 0 and
+    spread 1; for networks whose activations follow their norms directly."""
+    proxy_epsilon: Positive = 0.03
+    """Added to the variance of proxy norm."""
+
+
+class NoNorm(Settings):
+    """No normalization: a scale and a shift for each channel."""
+
+    name: Literal["none"]
+
+
+class Init(Settings):
+    """How weights start; every tensor is keyed by the seed and its own name."""
+
+    conv: Literal[
+        "published", "he-fan-out", "he-fan-in", "he-mixed", "truncated-fan-in", "glorot-uniform", "uniform-fan-in",
+        "normal-0.1", "normal-0.01",
+    ] = "published"  # fmt: skip
+    """Convolutions: as the network was published; He normal by outputs, inputs, or outputs but inputs where grouped
+    (TF1 EfficientNet); TF's truncated normal; Glorot uniform; torch's default (biases random too); or normal with a
+    spread of 0.1 or 0.01."""
+    dense: Literal[
+        "published", "uniform-fan-in", "uniform-fan-out", "glorot-uniform", "normal-0.1", "normal-0.01",
+    ] = "published"  # fmt: skip
+    """Dense layers: as the network was published; torch's default (with a random bias); uniform by outputs; Glorot
+    uniform; or normal with a spread of 0.1 or 0.01 (biases zero)."""
+    zero_gamma: Literal["none", "residual", "identity", "one-branch"] = "none"
+    """Which norm scales start at zero: none, the last of each residual branch, only those of units without projection
+    (as TF1 does in bottlenecks), or the projection's where there is one and else the branch's (Graphcore PyTorch)."""
+    from_: str | None = Field(default=None, alias="from")
+    """Weights to start from: a run folder, a .safetensors or .pth file, or published ones as timm:NAME or
+    torchvision:NAME; a head for another number of classes starts anew."""
+
+
+class Loss(Settings):
+    """What is minimized, summed over images."""
+
+    kind: Literal["cross-entropy", "binary"] = "cross-entropy"
+    """Cross-entropy over all classes, or the mean over classes of a binary cross-entropy for each."""
+    label_smoothing: Share = 0.0
+    """Share of each target that is spread over classes."""
+    smooth_over: Literal["all", "others"] = "all"
+    """Spread over all classes (epsilon / K, torch) or over the other ones (epsilon / (K - 1), TensorFlow)."""
+    threshold: Share | None = None
+    """Binary only: targets above this become 1 and the others 0, so that mixed images have several classes."""
+
+
+class Evaluate(Settings):
+    """When and how the validation images are judged; the end of a run always is."""
+
+    every: Interval = Duration.parse("1 epoch")
+    """How often."""
+    offset: Length = Duration.parse("0 epochs")
+    """How long before the rhythm starts: every 4 epochs with offset 3 epochs judges after epochs 3, 7, 11, ..."""
+    mirror: bool = False
+    """Judge by the mean of an image's scores and its mirror image's, at twice the work."""
+
+
+class Average(Settings):
+    """Averages of weights and running statistics, which are judged in place of what was last trained."""
+
+    decay: Share | None = None
+    """Keep an exponential moving average, average = decay * average + (1 - decay) * weights, and judge that one; left
+    out, none."""
+    every: Interval = Duration.parse("1 step")
+    """How often it moves; the older systems' average of 0.97 per epoch is decay 0.97 every 1 epoch."""
+    start: Length = Duration.parse("0 epochs")
+    """How long before it begins, as a copy of the weights; until then the weights themselves are judged."""
+    last: Count | None = None
+    """At the end, average so many checkpoints, the last one and those before it, and judge that average too."""
+    apart: Interval = Duration.parse("1 epoch")
+    """How far apart those checkpoints are."""
+
+
+class Recipe(Settings):
+    """What is trained."""
+
+    about: str = ""
+    """One line on where the recipe comes from and what to expect of it."""
+    published: str = ""
+    """The accuracy that its authors published, such as 76.2 % top-1."""
+    source: str = ""
+    """Where they published it."""
+    model: Annotated[Model, Field(discriminator="name")]
+    """The network, by name: see `paceline models`."""
+    data: Annotated[Data, Field(discriminator="name")] | None = None
+    """The images, by name; left out, they are recognized in the folder given by --data."""
+    global_batch: Count
+    """Images per optimizer step, over all replicas."""
+    norm_batch: Count | None = None
+    """Images that share one batch-norm statistic; left out, all images of a step do."""
+    epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """How often the training images are seen."""
+    tail: Literal["flow", "drop"] = "flow"
+    """What becomes of an epoch's last images that do not fill a step: they flow into the next epoch's first step, or
+    are left out of that epoch."""
+    seed: int = 0
+    """Fixes the order, the augmentations and the initial weights."""
+    norm: Annotated[BatchNorm | GroupNorm | NoNorm, Field(discriminator="name")] = BatchNorm(name="batch")
+    """The normalization layers."""
+    init: Init = Init()
+    """How weights start."""
+    freeze: Names = ()
+    """Blocks that stand still, norm statistics included; stage1 means every block whose name begins with stage1/."""
+    optimizer: Annotated[Optimizer, Field(discriminator="name")]
+    """How gradients become steps."""
+    lr_factors: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    """What the learning rate of a block is multiplied by, such as {head: 10, stage1: 0.1}."""
+    weight_decay: WeightDecay = WeightDecay()
+    """Pull of the weights toward zero."""
+    clip: Clip = Clip()
+    """Bounds on the gradient, before it becomes a step."""
+    schedule: Annotated[Schedule, Field(discriminator="name")]
+    """The learning rate over the run."""
+    loss: Loss = Loss()
+    """What is minimized."""
+    augment: Augment = Augment()
+    """What happens to training images."""
+    mix: Mix = Mix()
+    """How training images are mixed with their neighbors."""
+    average: Average = Average()
+    """Averages of the weights."""
+    evaluate: Evaluate = Evaluate()
+    """When and how validation images are judged."""
+    on_bad_step: Literal["skip", "stop"] = "skip"
+    """What follows a step whose gradient or norm statistics are not finite, which changes nothing: the next one, or, at
+    the next report, the end of the run."""
+    bad_steps_in_a_row: Count = 100
+    """So many bad steps in a row end the run in any case, at the next report."""
+    report: Interval = Duration.parse("0.1 epochs")
+    """How often losses are read from the device and reported."""

@@ -1,0 +1,94 @@
+"""How long a run takes and waits, and the rows that its record gets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from paceline import schedule
+from paceline.planning import Plan
+from paceline.record import Row, latest
+from paceline.training.state import State
+
+
+def longest_row(steps: list[int], after: int) -> list[int]:
+    """The most of these steps that follow each other, of the rows that reach beyond `after`."""
+    rows = ([step for _, step in row] for _, row in groupby(enumerate(steps), lambda pair: pair[1] - pair[0]))
+    return max((row for row in rows if row[-1] > after), key=len, default=[])
+
+
+class Clock:
+    """Seconds of training, of waiting for images and of pauses; time between a kill and a resume does not count."""
+
+    def __init__(self, plan: Plan, rows: list[Row], step: int) -> None:
+        self._plan = plan
+        before = [row for row in latest(rows, "report") if row["step"] <= step]
+        self._total = before[-1]["total_seconds"] if before else 0.0
+        self._mark = time.perf_counter()
+        self._step = step
+        self._waited = self._paused = self._last_pause = 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What happens inside is waiting for images."""
+        start = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - start
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """What happens inside is validating or saving, not training; steps still under way are waited for first."""
+        if self._plan.placement.device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        yield
+        self._last_pause = time.perf_counter() - start
+        self._paused += self._last_pause
+
+    def report(self, state: State) -> dict[str, Any]:
+        """The row of a report, and the sums start anew. The one place where the host waits for the device."""
+        plan = self._plan
+        sums = torch.cat([state.tally, state.last]).tolist()
+        bad = state.bad_steps()
+        now = time.perf_counter()
+        seconds = max(now - self._mark - self._paused, 1e-9)
+        self._total += now - self._mark
+        images = (state.step - state.reported) * plan.global_batch
+        done = (state.step - self._step) * plan.global_batch
+        row = {
+            "step": state.step,
+            "epoch": plan.epoch(state.step),
+            "lr": schedule.lr(plan, state.step - 1),
+            "loss": sums[0] / images,
+            "top1": sums[1] / images,
+            "last_loss": sums[2] / plan.global_batch,
+            "last_top1": sums[3] / plan.global_batch,
+            "bad_steps": len(bad),
+            "bad_steps_in_a_row": len(longest_row(bad, state.reported)),
+            "first_bad_step": next((step for step in bad if step > state.reported), 0),
+            "images": images,
+            "step_seconds": seconds / max(1, state.step - self._step),
+            "images_per_second": done / seconds,
+            "waiting": self._waited / seconds,
+            "total_seconds": self._total,
+        }
+        state.tally.zero_()
+        state.reported = self._step = state.step
+        self._mark, self._waited, self._paused = now, 0.0, 0.0
+        return row
+
+    def validation(self, step: int, row: dict[str, float | int]) -> dict[str, Any]:
+        """The row of a validation."""
+        seconds = max(self._last_pause, 1e-9)
+        return {
+            "step": step,
+            "epoch": self._plan.epoch(step),
+            **row,
+            "seconds": seconds,
+            "images_per_second": row["images"] / seconds,
+        }
