@@ -9,12 +9,12 @@ from pathlib import Path
 from rich.console import Console
 
 from paceline.data.index import locate
-from paceline.data.index.scan import Tell
 from paceline.errors import DataError, RunError
 from paceline.launch import Launch, launched
 from paceline.machine import Machine, this_machine
 from paceline.model import tables
 from paceline.planning import Plan
+from paceline.progress import progress_bar
 from paceline.reconcile import make_plan
 from paceline.record import Run
 from paceline.settings import build, shipped
@@ -89,7 +89,8 @@ def make_job(
     placement, placed = read_placement(page, words, replicas, device)
     check_folder(name, recipe.data, data)
     if look or data is not None or not locate.is_known(recipe.data):
-        found, folder = locate.locate(recipe.data, locate.given_folder(data), tell_progress())
+        with progress_bar() as progress:
+            found, folder = locate.locate(recipe.data, locate.given_folder(data), progress)
     else:
         assert recipe.data is not None
         found, folder = recipe.data, None
@@ -149,25 +150,6 @@ def run_replicas(job: Job, words: list[str] | None = None) -> int | None:
     from paceline.world import start_replicas
 
     return start_replicas(job.plan.replicas, sys.argv[1:] if words is None else words)
-
-
-def tell_progress() -> Tell | None:
-    """A bar for what takes a while before a plan stands; none where nobody looks."""
-    if not sys.stderr.isatty():
-        return None
-    from rich.progress import Progress
-
-    bar = Progress(console=Console(stderr=True), transient=True)
-    task = bar.add_task("")
-
-    def tell(what: str, done: int, total: int) -> None:
-        bar.update(task, description=what, completed=done, total=total)
-        if done < total:
-            bar.start()
-        else:
-            bar.stop()
-
-    return tell
 
 
 def console() -> Console:

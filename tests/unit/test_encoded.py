@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from files_made import clean_pictures, file_plan
+from image_files import clean_pictures, file_plan
 from paceline.data.index.scan import open_index
 from paceline.data.load import image_files
 from paceline.data.load.image_files import QUARANTINE, Encoded, Quarantine, listed, open_splits

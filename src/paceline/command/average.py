@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline import checkpoint
 from paceline.command.resume import stored_job
-from paceline.command.tables import counted, show_rows, tell
+from paceline.command.tables import notify, plural, show_rows
 from paceline.errors import RunError, SpecError
 from paceline.job import Job, run_replicas
 from paceline.record import Row, Run, json_text
@@ -99,7 +99,7 @@ def _blended(run: Run, last: int | None, method: Method) -> Blended:
         if not removed(run.checkpoints, [step for step in steps if step not in made.steps]):
             break
     for fault in made.faults:
-        tell(f"passed over: {fault}")
+        notify(f"passed over: {fault}")
     if not made.steps:
         raise RunError(
             f"{run.folder}: no checkpoint of a trained step is whole; go on with: paceline resume {run.folder}"
@@ -127,7 +127,7 @@ def _show(rows: list[Row], last: int | None) -> None:
     show_rows(shown, as_json=False)
     steps, anew = rows[-1]["steps"], rows[-1]["recalibrated_images"]
     if anew:
-        print(f"\nRunning statistics are those of {counted(anew, 'training image')}.")
+        print(f"\nRunning statistics are those of {plural(anew, 'training image')}.")
     if len(steps) == 1:
         more = "write a larger --last" if last == 1 else "train with a larger on.keep_last"
         print(f"\nThis is the checkpoint of step {steps[0]} alone; to average several, {more}.")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.command.resume import stored_job
-from paceline.command.tables import counted, show_facts, tell
+from paceline.command.tables import notify, plural, show_facts
 from paceline.errors import RunError, SpecError
 from paceline.job import Job
 from paceline.reconcile import fits
@@ -34,7 +34,7 @@ def run(folder: Path, words: list[str], step: int, data: Path | None, as_json: b
 
     settle_torch(job.plan)
     world = join(job.plan, None)
-    found = repeat(job.plan, world, Run(folder, writer=False), job.data_folder, step, tell)
+    found = repeat(job.plan, world, Run(folder, writer=False), job.data_folder, step, notify)
     if as_json:
         show_facts(asdict(found), as_json=True)
     else:
@@ -53,7 +53,7 @@ def _job(folder: Path, words: list[str], step: int, data: Path | None) -> Job:
         return job
     if fits(job.plan.global_batch, job.plan.norm_batch, 1, size):
         return stored_job(folder, [*alone, f"on.micro_batch={size}"], data)
-    tell(
+    notify(
         f"micro-batches of {size}, as the run had them, do not fit norm groups on one replica: these have "
         f"{job.plan.micro_batch}, and 16-bit gradients may overflow elsewhere"
     )
@@ -81,7 +81,7 @@ def _show(found: Finding, folder: Path) -> None:
         if found.statistics
         else "in a step whose gradient"
     )
-    print(f"\n{counted(len(found.images), 'image')} {what} is not finite:")
+    print(f"\n{plural(len(found.images), 'image')} {what} is not finite:")
     for image in found.images[:_LISTED]:
         line = f"image {image['image']}" + (f"  {image['name']}" if "name" in image else "")
         print(line.encode(errors="backslashreplace").decode())  # a file's name may be bytes that are no text

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 from paceline.data.index import locate
-from paceline.data.index.fingerprint import check_identity, trained_classes
+from paceline.data.index.fingerprint import check_fingerprint, trained_classes
 from paceline.errors import DataError, RunError, SpecError
-from paceline.job import Job, flag_words, plan_job, run_job, tell_progress
+from paceline.job import Job, flag_words, plan_job, run_job
+from paceline.progress import progress_bar
 from paceline.record import Stored, stored_plan
 from paceline.settings import build
 from paceline.settings.data import Data, Files
@@ -47,7 +48,7 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
         if data is None or not data.is_dir():
             raise
         raise DataError(f"{fault}; others than the run's own are judged with validate --test {data}") from None
-    check_identity(folder, found, place)
+    check_fingerprint(folder, found, place)
     recipe = recipe.model_copy(update={"data": found})
     return plan_job(str(folder), recipe, build.build(Placement, placed), place, build.Tree(), placed)
 
@@ -68,7 +69,8 @@ def _to_judge(folder: Path, data: Data | None, test: Path) -> Files:
     if not test.is_dir():
         what = "this is a file; write the folder of the images" if test.is_file() else "there is no such folder"
         raise DataError(f"--test {test}: {what}")
-    return locate.to_judge(data, names, test, tell_progress())
+    with progress_bar() as progress:
+        return locate.evaluation_files(data, names, test, progress)
 
 
 def _data_folder(folder: Path, stored: Stored, data: Path | None) -> Path | None:

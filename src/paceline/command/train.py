@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 from paceline import checkpoint
-from paceline.data.index.fingerprint import IDENTITY, check_identity, keep_identity
+from paceline.data.index.fingerprint import FINGERPRINT, check_fingerprint, write_fingerprint
 from paceline.data.load.image_files import QUARANTINE
 from paceline.errors import RunError
 from paceline.job import Job, check_apart, make_job, read_words, run_job
 from paceline.record import LOG, PLAN, RECORD, Run, store_plan, stored_plan
 from paceline.settings import build
-from paceline.user_code import own_function
+from paceline.user_code import load_user_code
 
 
 def run(
@@ -33,7 +33,8 @@ def run(
     if out is None and job.launch is not None and job.launch.count > 1:
         raise RunError("several processes were started: write --out FOLDER, so that they mean the same run")
     folder = out or Path("runs") / f"{name.removesuffix('.yaml').replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
-    own_function(job.plan.recipe.augment.python)  # a wrong name should not cost a run folder
+    if (name_of_function := job.plan.recipe.augment.python) is not None:
+        load_user_code("augment.python", name_of_function)  # a wrong name should not cost a run folder
     if job.launch is None or job.launch.rank == 0:
         prepare_folder(job, folder)
     again = sys.argv[1:] if out else [*sys.argv[1:], "--out", str(folder)]
@@ -55,7 +56,7 @@ def prepare_folder(job: Job, folder: Path) -> None:
     except OSError as fault:
         raise RunError(f"{folder}: cannot be made: {fault.strerror}; choose another folder with --out") from None
     store_plan(folder, job.plan, job.asked, job.data_folder, job.written, job.placed)
-    keep_identity(folder, job.plan.data, job.data_folder)
+    write_fingerprint(folder, job.plan.data, job.data_folder)
 
 
 def _check_same(job: Job, folder: Path) -> None:
@@ -67,7 +68,7 @@ def _check_same(job: Job, folder: Path) -> None:
             f"{folder}: holds a run of another recipe; {changed[0]}{more}; choose another folder with --out, and begin "
             f"with the weights of this one, if you wish, by init.from={folder}"
         )
-    check_identity(folder, job.plan.data, job.data_folder)
+    check_fingerprint(folder, job.plan.data, job.data_folder)
 
 
 def _cleared(folder: Path) -> bool:
@@ -77,7 +78,7 @@ def _cleared(folder: Path) -> bool:
     run = Run(folder, writer=False)
     if not run.try_lock():
         return False
-    for name in (PLAN, RECORD, LOG, IDENTITY, QUARANTINE):
+    for name in (PLAN, RECORD, LOG, FINGERPRINT, QUARANTINE):
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     run.close()

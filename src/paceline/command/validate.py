@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline import checkpoint
 from paceline.command.resume import stored_job
-from paceline.command.tables import show_rows, tell
+from paceline.command.tables import notify, show_rows
 from paceline.data.index.scan import open_index
 from paceline.errors import RunError
 from paceline.job import Job, run_replicas
@@ -44,7 +44,7 @@ def run(folder: Path, words: list[str], asked: Asked, data: Path | None, as_json
     steps_to_judge(folder, asked)  # what is not there is told before torch is loaded
     if asked.test and job.launch is None and isinstance(job.plan.data, Files):
         for note in open_index(job.plan.data, asked.test).notes:
-            tell(note)
+            notify(note)
     started = run_replicas(job)
     if started is not None:
         return started
@@ -113,7 +113,7 @@ def judge(job: Job, run: Run, asked: Asked) -> list[Row]:
         row = {"step": step, "epoch": plan.epoch(step), **found, "seconds": seconds, "images_per_second": rate, **where}
         rows.append(run.write(asked.kind, **row))
     for image in listed(bad) if bad and world.first else []:
-        tell(f"judged by a neighbor in its place: {image['name']}: {image['reason']}")
+        notify(f"judged by a neighbor in its place: {image['name']}: {image['reason']}")
     if world.first and run.try_lock():
         Csv(run.folder, run.rows(), plan.steps)
         run.close()
@@ -137,7 +137,7 @@ def _each(world: World, run: Run, state: State, asked: Asked) -> Iterator[int]:
         return steps_to_judge(run.folder, asked)
 
     if not asked.every:
-        step, files = first_whole(run.checkpoints, choose, tell) if world.first else (0, None)
+        step, files = first_whole(run.checkpoints, choose, notify) if world.first else (0, None)
         yield give(world, state, step, files)
         return
     for step in world.agree(choose() if world.first else []):
@@ -146,7 +146,7 @@ def _each(world: World, run: Run, state: State, asked: Asked) -> Iterator[int]:
             files = checkpoint.read(run.checkpoints / checkpoint.name_of(step)) if world.first else None
         except RunError as fault:
             gone = removed(run.checkpoints, [step])
-            tell(
+            notify(
                 f"passed over: step {step}, whose checkpoint was removed meanwhile" if gone else f"passed over: {fault}"
             )
         if world.agree([int(files is not None)]) == [1]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from paceline import checkpoint
-from paceline.data.inspect.check import Watch
+from paceline.data.inspect.advice import InputAdvice
 from paceline.data.load.loader import open_loader
 from paceline.errors import INTERRUPTED, Broken, RunError, UserError
 from paceline.launch import OURS, Launch
@@ -88,7 +88,7 @@ def _train(
         sink = Sink()
         if world.first:
             terminal = stack.enter_context(Terminal(plan, state.step, console))
-            advice = Advice(Watch(plan, data, machine.cores), run, console)
+            advice = Advice(InputAdvice(plan, data, machine.cores), run, console)
             sink = Several(terminal, Csv(run.folder, before, state.step), advice)
         done = False
         with suppress(Stopped):

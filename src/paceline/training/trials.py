@@ -19,6 +19,7 @@ from torch import Tensor
 from paceline import checkpoint
 from paceline.data.load.loader import open_loader
 from paceline.errors import Broken
+from paceline.files import write_whole
 from paceline.launch import Launch
 from paceline.planning import Plan
 from paceline.record import Run
@@ -106,7 +107,7 @@ def _run(plan: Plan, launch: Launch, folder: Path, data: Path | None, steps: int
         update(plan, world, state, next(shares), wishes)
         losses[str(state.step)] = float(state.last[0]) / plan.global_batch
         if world.first:
-            _write_whole(path, losses)
+            write_whole(path, json.dumps(losses))
         if saving:
             save(plan, run, state)
     shares.close()
@@ -119,12 +120,6 @@ def _run(plan: Plan, launch: Launch, folder: Path, data: Path | None, steps: int
             folder / "end.safetensors",
         )
     world.close()
-
-
-def _write_whole(path: Path, losses: dict[str, Any]) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(losses))
-    part.replace(path)
 
 
 NEGLIGIBLE = 1e-13

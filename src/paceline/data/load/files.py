@@ -30,7 +30,7 @@ from paceline.errors import DataError
 from paceline.planning import Plan
 from paceline.settings.data import Files
 from paceline.settings.placement import MOST_THREADS
-from paceline.user_code import own_function
+from paceline.user_code import load_user_code
 
 CHUNK = 8
 """Images that one worker decodes at a time: few enough that a micro-batch keeps every worker busy."""
@@ -53,7 +53,8 @@ class Filler:
         assert isinstance(plan.data, Files)
         self._plan, self._data = plan, plan.data
         self._splits = {split.split: split for split in splits}
-        self._own = own_function(plan.recipe.augment.python)
+        name = plan.recipe.augment.python
+        self._own = load_user_code("augment.python", name) if name is not None else None
 
     def __call__(self, chunk: Chunk, into: Pictures) -> Faults:
         """Decode a chunk."""

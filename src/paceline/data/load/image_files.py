@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.index.file import Memory
 from paceline.data.index.scan import open_index
 from paceline.data.index.table import Table
+from paceline.data.shared_memory import Memory
 from paceline.errors import Broken, DataError, ReadFailed
 from paceline.planning import Plan
 from paceline.settings.data import Files

@@ -58,7 +58,7 @@ class Decoded:
 
 def open_decoded(data: Files, split: Encoded, side: int, decoder: str) -> Decoded | None:
     """The pictures of a validation set as these settings make them; None where they cannot be kept anywhere."""
-    place = file.lasting_place(split.folder)
+    place = file.lasting_folder(split.folder)
     if place is None:
         return None
     rows = hashlib.blake2b(np.ascontiguousarray(split.table.rows).tobytes(), digest_size=8).hexdigest()

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.data.index import file
+from paceline.data.shared_memory import Memory
 from paceline.errors import Broken
 
 Pictures = NDArray[np.uint8]
@@ -179,7 +179,7 @@ class _Shared:
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self.number = next(_numbers)
-        self._lent = file.Memory(self.size)
+        self._lent = Memory(self.size)
         self.path = self._lent.path
         self.memory = np.frombuffer(self._lent.mapped, np.uint8)
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
