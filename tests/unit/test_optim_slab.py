@@ -17,7 +17,6 @@ from paceline.optim.build import build_optimizer
 from paceline.optim.flat import GRAIN, Slab
 from paceline.planning import Plan
 from paceline.training.loop import update
-from paceline.training.requests import Signals, Wishes
 from paceline.training.state import State, begin, fresh, restore, to_files
 from paceline.world import World
 
@@ -177,7 +176,7 @@ def advance(plan: Plan, state: State, count: int) -> dict[str, Tensor]:
     world = World(CPU)
     shares = open_loader(plan, None, 0, CPU).training(state.step)
     for _ in range(count):
-        update(plan, world, state, next(shares), Wishes(world, Signals(), None))
+        update(plan, world, state, next(shares))
     shares.close()
     named = dict(state.network.module.state_dict()) | state.optimizer.tensors()
     return {name: tensor.detach().clone() for name, tensor in named.items()}

@@ -89,24 +89,23 @@ class Whole:
             self.chances.draw(batch.first + self._places)
             self._scores(self._mixed(batch)[0])
 
-    def share(self, world: World, tally: Tensor, wishes: Tensor | None) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        """Add up gradients, norm sums, tally and wishes over the replicas in one exchange."""
+    def all_reduce(self, world: World, tally: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Sum gradients, norm sums and the tally over the replicas."""
         sums = self.statistics.collect()
         if world.replicas == 1:
-            return sums, tally, wishes
-        assert wishes is not None
+            return sums, tally
         for parameter in self.parameters:
             if parameter.grad is None:  # no micro-batch in the last round: this replica adds zeros
                 parameter.grad = torch.zeros_like(parameter, dtype=self.dtype)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        tail = [tally, wishes] if sums is None else [sums, tally, wishes]
+        tail = [tally] if sums is None else [sums, tally]
         row = world.all_reduce(torch.cat([g.reshape(-1) for g in gradients] + tail))
         pieces = list(row.split([g.numel() for g in gradients] + [len(t) for t in tail]))
-        wishes, tally = pieces.pop(), pieces.pop()
+        tally = pieces.pop()
         sums = None if sums is None else pieces.pop()
         shaped = [piece.view(g.shape) for piece, g in zip(pieces, gradients, strict=True)]
         torch._foreach_copy_(gradients, shaped)
-        return sums, tally, wishes
+        return sums, tally
 
     def fingerprint(self) -> Tensor:
         """A whole number that another bit in any weight would most likely change."""
