@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from paceline.errors import INTERRUPTED, Broken
 from paceline.launch import OURS, Launch
 from paceline.planning import Plan
+from paceline.settings.placement import shared_keys
 
 
 @dataclass
@@ -160,8 +161,7 @@ def join(plan: Plan, launch: Launch | None) -> World:
 
 def _digest(plan: Plan) -> str:
     """What all replicas must agree on: the recipe, how its steps are cut, and their arithmetic."""
-    keys = {"replicas", "micro_batch", "precision", "device", "recompute", "loss_scale", "stochastic_rounding"}
-    shared = plan.placement.model_dump_json(include=keys)
+    shared = plan.placement.model_dump_json(include=shared_keys())
     return hashlib.sha256((plan.recipe.model_dump_json() + shared).encode()).hexdigest()
 
 

@@ -306,7 +306,8 @@ def test_as_above_stands_below_a_row_of_its_kind() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        "optimizer.trusted", "on.micro", "optimizer.trust=-1", "on.precision=8.8", "model=resnet51", "paceline tran",
+        "optimizer.trusted", "on.micro", "optimizer.trust_coefficient=-1", "on.precision=8", "model=resnet51",
+        "paceline tran",
         "paceline average RUN --first 5", "torchrun --processes 8", "--input", "schedule.drops=0.5", "norm.group",
         "paceline models resnet51", "DATA_PATH", "data.evaluation.short=wide",
     ],
