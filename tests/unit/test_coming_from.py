@@ -182,8 +182,8 @@ def pages(words: list[str]) -> Iterator[dict[str, Any]]:
     """Recipes that differ in the kinds of those sections that the words speak of: one of them must take the words."""
     named = {re.split(r"[.=]", word)[0] for word in words} & {"model", "data", "norm", "optimizer", "schedule"}
     choices = {key: list(samples(key)) for key in sorted(named)}
-    momentum = {"name": "momentum", "lr": 0.1}
-    usual = {"model": "resnet50", "global_batch": 256, "epochs": 90, "optimizer": momentum, "schedule": "cosine"}
+    sgd = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
+    usual = {"model": "resnet50", "global_batch": 256, "epochs": 90, "optimizer": sgd, "schedule": "cosine"}
     for chosen in itertools.product(*choices.values()):
         yield usual | dict(zip(choices, chosen, strict=True))
 
