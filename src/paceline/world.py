@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from paceline.errors import INTERRUPTED, Broken
 from paceline.launch import OURS, Launch
 from paceline.planning import Plan
-from paceline.settings.placement import keys as placement_keys
+from paceline.settings.placement import shared_keys
 
 T = TypeVar("T")
 
@@ -181,8 +181,7 @@ def init_world(plan: Plan, launch: Launch | None) -> World:
 
 def _digest(plan: Plan) -> str:
     """Hash what must be the same on all replicas: the recipe, how its steps are cut, and the arithmetic."""
-    keys = {*placement_keys("arithmetic"), "replicas", "micro_batch", "recompute"} - {"cpu_threads"}
-    placement = plan.placement.model_dump_json(include=keys)
+    placement = plan.placement.model_dump_json(include=shared_keys())
     return hashlib.sha256((plan.recipe.model_dump_json() + placement).encode()).hexdigest()
 
 

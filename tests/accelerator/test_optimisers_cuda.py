@@ -47,7 +47,7 @@ def run(plan: Plan, folder: pytest.TempPathFactory, waits: str = "default") -> S
 def test_an_optimizer_takes_the_host_s_steps(
     tmp_path_factory: pytest.TempPathFactory, optimizer: str, clip: str
 ) -> None:
-    words = (f"optimizer={optimizer}", "optimizer.lr=0.01", f"clip={clip}", "on.precision=64.64", *PLAIN)
+    words = (f"optimizer={optimizer}", "optimizer.lr=0.01", f"clip={clip}", "on.precision=fp64", *PLAIN)
     ends = []
     for device in ("cpu", "cuda"):
         state = run(make_plan(*words, f"on.device={device}"), tmp_path_factory)
@@ -56,15 +56,20 @@ def test_an_optimizer_takes_the_host_s_steps(
         assert torch.allclose(tensor, ends[1][name], rtol=1e-7, atol=1e-7), name
 
 
-@pytest.mark.parametrize("precision", ["16.32", "16.16", "fp16.16"])
-@pytest.mark.parametrize("optimizer", ["{name: momentum, lr: 0.1}", "{name: lars, lr: 1}", "{name: muon, lr: 0.01}"])
-def test_no_step_waits_for_the_device(tmp_path_factory: pytest.TempPathFactory, optimizer: str, precision: str) -> None:
+@pytest.mark.parametrize(("precision", "weights"), [("bf16", "fp32"), ("bf16", "bf16"), ("fp16", "fp16")])
+@pytest.mark.parametrize(
+    "optimizer", ["{name: sgd, lr: 0.1, momentum: 0.9}", "{name: lars, lr: 1}", "{name: muon, lr: 0.01}"]
+)
+def test_no_step_waits_for_the_device(
+    tmp_path_factory: pytest.TempPathFactory, optimizer: str, precision: str, weights: str
+) -> None:
     words = (
         f"optimizer={optimizer}",
         f"clip={CLIPS[1]}",
         "mix.mixup=0.2",
-        "average={decay: 0.9}",
+        "ema={decay: 0.9}",
         f"on.precision={precision}",
+        f"on.weights={weights}",
         "on.device=cuda",
         *PLAIN,
     )

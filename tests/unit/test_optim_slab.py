@@ -90,7 +90,7 @@ def test_a_state_dict_is_taken_up_in_place() -> None:
     saved = {name: numbers(name, tuple(old.shape)).to(old.dtype) for name, old in network.state_dict().items()}
     named = dict(network.named_parameters())
     shapes = {name: tuple(p.shape) for name, p in named.items()}
-    ours = build_optimizer(named.items(), plan_of("{name: lars, lr: 1, trust: 1}", shapes=shapes))
+    ours = build_optimizer(named.items(), plan_of("{name: lars, lr: 1, trust_coefficient: 1}", shapes=shapes))
     network.load_state_dict(saved)
     assert all(torch.equal(tensor, saved[name]) for name, tensor in network.state_dict().items())
     network(numbers("picture", (4, 3, 3, 3))).square().sum().backward()  # of a plain sum a norm leaves no gradient

@@ -222,7 +222,7 @@ def test_recomputed_at_every_block_it_gives_the_same_gradients(built: Built) -> 
 def test_it_is_the_same_run_on_two_layouts(tmp_path: Path, page: str, side: int) -> None:
     if page.startswith("vgg"):  # its dense layers are AlexNet's, and would take a billion bytes more for each replica
         page = f"{{name: {page}, head: mean}}"
-    words = (f"model={page}", f"data.side={side}", "norm_batch=8", *calm(model(page)), "on.precision=64.64")
+    words = (f"model={page}", f"data.side={side}", "norm_batch=8", *calm(model(page)), "on.precision=fp64")
     inits = ("init.conv=uniform-fan-in", "init.dense=uniform-fan-in")
     outcomes = []
     for replicas, micro_batch in ((1, 16), (2, 4)):

@@ -34,11 +34,11 @@ class Whole:
 
     def __init__(self, plan: Plan, world: World) -> None:
         self.plan, self.device = plan, world.device
-        self.dtype = torch.float64 if plan.placement.precision == "64.64" else torch.float32
+        self.dtype = torch.float64 if plan.placement.precision == "fp64" else torch.float32
         module = build_network(plan.recipe, plan.facts)
         self.module = module.to(world.device, self.dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.half = torch.float16 if plan.placement.precision.startswith("fp16") else torch.bfloat16
-        if plan.placement.precision.endswith("16.16"):
+        self.half = torch.float16 if plan.placement.precision == "fp16" else torch.bfloat16
+        if plan.placement.weights in ("bf16", "fp16"):
             self._narrow()
         self.module.freeze(plan.frozen)
         self.statistics = Statistics(self.module, plan.rounds, plan.norm_groups)
@@ -131,7 +131,7 @@ class Whole:
             self.module.eval()
         images = self._pixels.plain(batch.images)
         (scores,) = self._scores(images)
-        if self.plan.recipe.evaluate.mirror:
+        if self.plan.recipe.evaluate.flip:
             scores = (scores + self._scores(images.flip(3))[0]) / 2
         real = torch.arange(len(scores), device=self.device) < batch.count
         losses = F.cross_entropy(scores, batch.labels, reduction="none")
@@ -167,7 +167,7 @@ class Whole:
         return [scores.to(self.dtype) for scores in ((made,) if isinstance(made, Tensor) else made)]
 
     def _arithmetic(self) -> AbstractContextManager[object]:
-        narrow = self.plan.placement.precision.removeprefix("fp").startswith("16")
+        narrow = self.plan.placement.precision in ("bf16", "fp16")
         return torch.autocast(self.device.type, self.half, enabled=narrow)
 
 

@@ -54,8 +54,8 @@ def settle_torch(plan: Plan) -> None:
     placement = plan.placement
     assert isinstance(placement.cpu_threads, int)
     torch.set_num_threads(placement.cpu_threads)
-    torch.backends.cuda.matmul.allow_tf32 = placement.precision == "tf32.32"
-    torch.backends.cudnn.allow_tf32 = placement.precision == "tf32.32"
+    torch.backends.cuda.matmul.allow_tf32 = placement.precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = placement.precision == "tf32"
     torch.backends.cudnn.benchmark = not placement.deterministic
     if placement.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
