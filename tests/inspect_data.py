@@ -20,7 +20,7 @@ data: {name: images, side: 16, images: 55, validation_images: 5, classes: 4, max
 global_batch: 8
 norm_batch: 4
 epochs: 2
-optimizer: {name: momentum, lr: 0.1}
+optimizer: {name: sgd, lr: 0.1, momentum: 0.9}
 schedule: constant
 augment: {flip: true}
 report: 2 steps

@@ -107,7 +107,7 @@ def test_what_cannot_be_judged_is_told_in_one_line(folder: Path, paceline: Pacel
     with pytest.raises(SpecError, match=r"^--data data and --test rest: .*; leave one out$"):
         stored_job(Path("run"), [], Path("data"), Path("rest"))
     shutil.move(folder / "first", folder / "rest/unicorn")
-    with pytest.raises(DataError, match=r"class 'unicorn' is none of .*; rename it, or remove it$"):
+    with pytest.raises(DataError, match=r"class 'unicorn' is not one of .*; rename or remove it$"):
         to_test()
     shutil.rmtree(folder / "rest/unicorn")
     done = paceline("validate", "run", "--data", "rest", "data.max_bad=0")
@@ -229,7 +229,7 @@ def test_names_that_contradict_are_refused(words: dict[str, Any], what: str) -> 
 
 def test_data_without_a_validation_part_are_judged_whole(tmp_path: Path) -> None:
     write_tfrecord(clean_pictures(20), tmp_path / "data", 0)
-    found = evaluation_files(Files(name="images", validation=0.2, use=0.5), NAMES, tmp_path / "data")
+    found = evaluation_files(Files(name="images", validation=0.2, fraction=0.5), NAMES, tmp_path / "data")
     assert found.validation_images == 20
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no images are here"):

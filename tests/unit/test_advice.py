@@ -28,7 +28,7 @@ SMALL_TILES = table_of(*3 * [{"flags": Flag.JPEG | Flag.SEQUENTIAL | Flag.TILED,
 def remedies(table: Table, cores: int, *words: str) -> str:
     sentence = advice.advice(plan_of(*words), 0.38, 410.4, table, cores)
     assert sentence is not None
-    assert sentence.startswith("38% of the time is spent waiting for images (410 images/s with on.loader_threads=")
+    assert sentence.startswith("38% of the time is spent waiting for images (410 images/s with on.loader_workers=")
     assert sentence.endswith("; paceline bench data measures it")
     return sentence.split("; ")[1]
 
@@ -38,8 +38,8 @@ def test_advice_names_only_what_is_not_done_yet() -> None:
         "a lossless pack (paceline data pack SOURCE OUT)",
         "a smaller pack (paceline data pack SOURCE OUT --max-side",
     )
-    one, all_ = "on.loader_threads=1", "on.loader_threads=4"
-    assert remedies(JPEGS, 4, one) == f"what may help: on.loader_threads=4, or {pack}"
+    one, all_ = "on.loader_workers=1", "on.loader_workers=4"
+    assert remedies(JPEGS, 4, one) == f"what may help: on.loader_workers=4, or {pack}"
     assert remedies(JPEGS, 4, all_) == f"what may help: {pack}"
     assert remedies(TILES, 4, all_).startswith(f"what may help: {smaller}")
     assert remedies(PNGS, 4, all_).startswith(f"what may help: {smaller}")
@@ -49,10 +49,10 @@ def test_advice_names_only_what_is_not_done_yet() -> None:
 
 
 def test_advice_names_the_accelerator_only_where_it_can_decode(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = ["on.device=cuda", "on.loader_threads=4", "on.replicas=1"]
+    cuda = ["on.device=cuda", "on.loader_workers=4", "on.replicas=1"]
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
     assert remedies(SMALL_TILES, 4, *cuda) == "what may help: on.decoder=gpu"
-    assert remedies(SMALL_TILES, 4, "on.loader_threads=4") == "more cores would help"
+    assert remedies(SMALL_TILES, 4, "on.loader_workers=4") == "more cores would help"
     assert remedies(SMALL_TILES, 4, *cuda, "augment.python=mine:change") == "more cores would help"
     assert remedies(JPEGS, 4, *cuda, "on.decoder=gpu").startswith("what may help: a smaller pack")  # not by tiles
     assert remedies(SMALL_TILES, 4, *cuda, "on.decoder=gpu") == "more cores would help"
@@ -77,5 +77,5 @@ def test_waiting_is_said_once_and_after_a_whole_interval_that_is_not_the_first(f
     sentence = give_advice(report(6))
     assert sentence is not None
     assert "50%" in sentence
-    assert "on.loader_threads=64" in sentence
+    assert "on.loader_workers=64" in sentence
     assert give_advice(report(8)) is None

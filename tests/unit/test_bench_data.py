@@ -134,7 +134,7 @@ def test_the_sentence_names_the_limit_and_what_was_measured_to_help() -> None:
         "on.decoder=gpu would give 10.0x"
     )
     one = facts | {"threads": 1, "remedies": bench_data.gains(rows[:2], 1)}
-    assert bench_data.sentence(one) == "decode limits: 210 images/s on 1 thread; on.loader_threads=2 would give 2.0x"
+    assert bench_data.sentence(one) == "decode limits: 210 images/s on 1 thread; on.loader_workers=2 would give 2.0x"
 
 
 def test_what_does_not_help_is_not_advised() -> None:

@@ -45,7 +45,7 @@ def test_exactly_the_bad_pictures_are_found_in_every_format(write: Any, tmp_path
 
 
 def test_what_is_called_bad_is_what_training_puts_aside(folder: Path) -> None:
-    plan = plan_of("tail=drop", "on.micro_batch=8")
+    plan = plan_of("drop_last=true", "on.micro_batch=8")
     assert isinstance(plan.data, Files)
     bad = Quarantine(None, most=99)
     loader = Stream(plan, partial(open_splits, plan, plan.data, folder), 0, CPU, bad)

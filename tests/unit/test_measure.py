@@ -67,7 +67,7 @@ def test_a_sample_is_measured_on_the_loaders_own_way(sample: Sample, monkeypatch
 def test_the_plan_of_a_sample_keeps_what_the_images_are_and_leaves_the_layout(sample: Sample) -> None:
     plan = sample.plan_for(3)
     assert (plan.facts.images, plan.facts.side, plan.recipe.seed) == (24, 16, plan_of().recipe.seed)
-    assert plan.placement.loader_threads == 3
+    assert plan.placement.loader_workers == 3
     assert plan.micro_batch == plan.global_batch == 16
     assert sample.plan_for(20).global_batch == 40
     pillow = Sample(plan_of("on.decoder=pillow"), sample.folder, 24)

@@ -78,10 +78,9 @@ def _measure(job: Job, images: int, seconds: float, progress: Progress) -> dict[
 
     plan = job.plan
     assert isinstance(plan.data, Files)
-    assert isinstance(plan.placement.loader_threads, int)
     assert job.data_folder is not None
     settle_torch(plan)
-    threads = plan.placement.loader_threads
+    threads = plan.placement.loader_workers
     deadline = time.monotonic() + BUDGET * max(1.0, seconds)
     progress("measuring", 0, ROUNDS)
     index = open_index(plan.data, job.data_folder)

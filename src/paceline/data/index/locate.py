@@ -95,7 +95,9 @@ def evaluation_files(
     data: Files, names: tuple[str, ...], folder: Path, progress: Progress | None = None
 ) -> EvaluationFiles:
     """Other images of the classes that a run was trained for, to be evaluated like its own validation images."""
-    images = EvaluationFiles.model_construct(**{**dict(data), "class_names": names, "validation": None, "use": 1.0})
+    images = EvaluationFiles.model_construct(
+        **{**dict(data), "class_names": names, "validation": None, "fraction": 1.0}
+    )
     table = open_index(images, folder, progress).validation
     if bool((table.rows["flags"] & int(Flag.OTHER_LABEL) > 0).all()):
         raise DataError(f"{folder}: no image here is of a class that the run knows")

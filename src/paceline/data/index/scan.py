@@ -99,7 +99,7 @@ class _Source:
 
     def file_name(self) -> str:
         """The name of the index file, with a digest of every setting that the index depends on."""
-        names = {"name", "first_label", "validation", "use", "classes", "class_names"}
+        names = {"name", "first_label", "validation", "fraction", "classes", "class_names"}
         settings: dict[str, Any] = self.data.model_dump(include=names)
         settings |= {"whole": self.whole, "evaluate_only": isinstance(self.data, EvaluationFiles)}
         if self.form is webdataset:  # the names are in a file beside the tars, which is not a scan unit

@@ -48,7 +48,7 @@ def assemble_index(
     labeled, notes = _exclude_unlabeled(form, labels, validation, folder, units)
     if evaluate_only and validation.any():
         labeled, notes = labeled & validation, (*notes, f"{folder}: only its validation split is evaluated")
-    # Classes are those of all images that could be trained on, so that a smaller data.use has the same numbers.
+    # Classes are those of all images that could be trained on, so that a smaller data.fraction has the same numbers.
     stored_names = form.classes(folder)
     names = data.class_names or class_names(labels, ~validation & labeled, stored_names, data, first, folder)
     if data.class_names and stored_names:
@@ -106,7 +106,7 @@ def _split_masks(
     """Which images are trained on and which are validated; the choice depends on keys and labels alone, in any format.
 
     Each class gives its fraction, to the nearest image: for validation at least one where it has two, and never all;
-    for data.use at least one.
+    for data.fraction at least one.
     """
     if isinstance(data, EvaluationFiles):
         return np.zeros_like(labeled), labeled
@@ -122,8 +122,8 @@ def _split_masks(
         if not validation.any():
             raise DataError(f"{folder}: no class has two images, so none can be set aside for validation; add images")
     training, validation = ~validation & labeled, validation & labeled
-    if data.use < 1:
-        training = _sample_classes(images, labeled, training, "use", data.use, leave_one=False)
+    if data.fraction < 1:
+        training = _sample_classes(images, labeled, training, "use", data.fraction, leave_one=False)
     return training, validation
 
 

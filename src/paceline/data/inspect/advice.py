@@ -39,17 +39,16 @@ GPU_DECODER = Remedy("on.decoder=gpu", "on.decoder=gpu")
 
 def more_threads(count: int) -> Remedy:
     """The remedy of loading with so many threads."""
-    return Remedy(f"on.loader_threads={count}", f"on.loader_threads={count}")
+    return Remedy(f"on.loader_workers={count}", f"on.loader_workers={count}")
 
 
 def remedies(plan: Plan, table: Table, cores: int) -> list[Remedy]:
     """What this run does not do yet and this machine could do to get images faster."""
     placement, flags = plan.placement, table.rows["flags"]
-    assert isinstance(placement.loader_threads, int)
     jpeg, tiled = (np.count_nonzero(flags & kind) > len(flags) / 2 for kind in (Flag.JPEG, Flag.TILED))
     most_threads, on_gpu = max(1, cores // plan.replicas), placement.decoder == "gpu"
     possible = {
-        more_threads(most_threads): placement.loader_threads < most_threads,
+        more_threads(most_threads): placement.loader_workers < most_threads,
         FAST_DECODER: placement.decoder == "pillow",
         PACK: jpeg and not tiled and not on_gpu,  # the GPU decodes whole images, in tiles or not
         SMALLER_PACK: True,
@@ -73,7 +72,7 @@ def advice(plan: Plan, waiting: float, images_per_second: float, table: Table, c
     remedy = f"what may help: {', or '.join(map(str, possible))}" if possible else "more cores would help"
     return (
         f"{waiting:.0%} of the time is spent waiting for images ({images_per_second:,.0f} images/s with "
-        f"on.loader_threads={plan.placement.loader_threads}); {remedy}; paceline bench data measures it"
+        f"on.loader_workers={plan.placement.loader_workers}); {remedy}; paceline bench data measures it"
     )
 
 

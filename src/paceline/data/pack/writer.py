@@ -198,8 +198,10 @@ def _source_images(folder: Path, plans: list[_ShardPlan], preset: LossyPreset | 
     for plan in plans:
         for row in plan.table.rows[plan.first : plan.last]:
             path = folder / plan.table.shards[int(row["shard"])]
-            columns = {name: int(row[name]) for name in ("offset", "length", "width", "height", "flags")}
-            yield SourceImage(str(path), **columns, preset=preset)
+            offset, length, width, height, flags = (
+                int(row[name]) for name in ("offset", "length", "width", "height", "flags")
+            )
+            yield SourceImage(str(path), offset, length, width, height, flags, preset)
 
 
 def _merge(out: Path, split: str, table: Table, index: Index, plans: list[_ShardPlan]) -> PackedSplit:
