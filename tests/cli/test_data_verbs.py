@@ -227,7 +227,7 @@ def test_names_that_are_not_utf_8_are_printed_with_escapes(paceline: Paceline, t
         assert "d\\udcf6g" in done.stdout
 
 
-def test_notes_on_what_is_left_out_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_notes_on_what_is_skipped_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_folder(GOOD, tmp_path)
     (tmp_path / "train" / "class000" / "x.heic").write_bytes(b"of a telephone")
     (tmp_path / "train" / "empty").mkdir()
@@ -235,5 +235,5 @@ def test_notes_on_what_is_left_out_are_printed(tmp_path: Path, capsys: pytest.Ca
         data_check.run(tmp_path, [], 1, as_json=False)
         data_show.run(tmp_path, [], None, as_json=False)
         said = capsys.readouterr().out
-        assert said.count("1 file was left out: 1 .heic") == 2
+        assert said.count("1 file was skipped: 1 .heic") == 2
         assert said.count("1 folder has no images: train/empty") == 2

@@ -204,7 +204,7 @@ def test_a_recipe_may_name_its_classes_in_an_order_of_its_own(tmp_path: Path) ->
     other = open_index(Files(name="images", class_names=names), tmp_path)
     assert other.classes == names
     assert other.training.rows["label"].tolist() == [last - label for label in own.training.rows["label"].tolist()]
-    with pytest.raises(DataError, match=r"rename it, or remove it, or mend data.class_names$"):
+    with pytest.raises(DataError, match=r"rename or remove it, or correct data.class_names$"):
         open_index(Files(name="images", class_names=names[:2]), tmp_path)
     left = min(child.name for child in (tmp_path / "val").iterdir())
     for spare in set(own.classes) - {left}:

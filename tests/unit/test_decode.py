@@ -210,7 +210,7 @@ def test_of_16_bits_of_gray_the_higher_8_count(form: str) -> None:
 
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
 def test_numbers_on_no_known_scale_are_no_picture(kind: Any) -> None:
-    with pytest.raises(Undecodable, match="numbers of 32 bits on no known scale; write it with 8 or 16 bits"):
+    with pytest.raises(Undecodable, match="32-bit numbers on no known scale; write it with 8 or 16 bits"):
         made(saved(Image.fromarray(DEEP.astype(kind)), "TIFF"), [0, 0, 9, 9])
 
 
