@@ -29,7 +29,7 @@ from paceline.training.requests import Signals, Wishes
 from paceline.training.save import to_keep
 from paceline.training.session import take_up
 from paceline.training.state import State, begin, fresh, restore, set_network, to_files
-from paceline.training.trials import Outcome, Trial, differences
+from paceline.training.trials import Outcome, Trial, compare_outcomes
 from paceline.world import World
 
 EXACT = 1e-12
@@ -292,8 +292,8 @@ def test_layouts_and_kills_give_the_same_average(tmp_path: Path) -> None:
     parts = [name for name in whole.tensors if name.startswith("average.")]
     assert any("running_mean" in name for name in parts)
     assert not torch.equal(whole.tensors["average.stem.conv.weight"], whole.tensors["stem.conv.weight"])
-    assert max(differences(whole, trial(tmp_path / "accumulated", "on.micro_batch=4")).values()) <= EXACT
-    assert max(differences(whole, trial(tmp_path / "two", "on.micro_batch=2", "on.replicas=2")).values()) <= EXACT
+    assert max(compare_outcomes(whole, trial(tmp_path / "accumulated", "on.micro_batch=4")).values()) <= EXACT
+    assert max(compare_outcomes(whole, trial(tmp_path / "two", "on.micro_batch=2", "on.replicas=2")).values()) <= EXACT
     here = make_plan(*LAYOUT, "on.micro_batch=16")
     there = make_plan(*LAYOUT, "on.micro_batch=4", "on.replicas=2")
     for plan, limit in ((here, 0.0), (there, EXACT)):
@@ -303,7 +303,7 @@ def test_layouts_and_kills_give_the_same_average(tmp_path: Path) -> None:
         assert 3 <= killed.kill_after(here, 3) < STEPS
         found = killed.finish(plan)
         assert found.tensors.keys() == whole.tensors.keys()
-        assert max(differences(whole, found).values()) <= limit
+        assert max(compare_outcomes(whole, found).values()) <= limit
 
 
 def networks(count: int, dtype: torch.dtype) -> list[dict[str, Tensor]]:

@@ -16,7 +16,7 @@ from paceline.model.dropout import Chances, Dropout, StochasticDepth
 from paceline.model.network import Network
 from paceline.model.norm import Statistics
 from paceline.settings.data import Facts
-from paceline.training.trials import Outcome, differences
+from paceline.training.trials import Outcome, compare_outcomes
 
 pytestmark = [
     pytest.mark.long,
@@ -118,6 +118,6 @@ def test_a_network_compiles_once_and_whole_and_changes_rounding_only(
                     patch.setattr(part, "gate", exact_hardsigmoid)
             plain = training.learn(training.network, number)
         assert fused.tensors.keys() == plain.tensors.keys()
-        found = differences(plain, fused)
+        found = compare_outcomes(plain, fused)
         assert max(found.values()) <= 1e-9, found
     assert not kept[0] or not all(map(torch.equal, *kept))

@@ -14,7 +14,7 @@ from torch import Tensor
 from conftest import Paceline, make_plan
 from paceline import checkpoint
 from paceline.training.state import begin, fresh
-from paceline.training.trials import Outcome, Trial, differences
+from paceline.training.trials import Outcome, Trial, compare_outcomes
 from paceline.world import World
 
 EXACT = 1e-12
@@ -46,7 +46,7 @@ def headed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["2x4-recomputed", "3x4"])
 def test_layout_does_not_change_a_fine_tuning_run(tmp_path: Path, tuned: Outcome, layout: tuple[str, ...]) -> None:
-    found = differences(tuned, run(tmp_path, 4, *TUNED, *layout))
+    found = compare_outcomes(tuned, run(tmp_path, 4, *TUNED, *layout))
     assert max(found.values()) <= EXACT, found
 
 
@@ -54,7 +54,7 @@ def test_layout_does_not_change_a_fine_tuning_run(tmp_path: Path, tuned: Outcome
 def test_layout_does_not_change_a_run_with_auxiliary_heads(
     tmp_path: Path, headed: Outcome, layout: tuple[str, ...]
 ) -> None:
-    found = differences(headed, run(tmp_path, 2, *HEADED, *layout))
+    found = compare_outcomes(headed, run(tmp_path, 2, *HEADED, *layout))
     assert max(found.values()) <= EXACT, found
     assert any(
         name.startswith("aux2.") and "momentum" in name and value.any() for name, value in headed.tensors.items()
@@ -65,7 +65,7 @@ def test_computing_again_across_replicas_that_share_norm_groups_is_the_same_run(
     words = ("norm_batch=8", "freeze=[stage1]")
     one = run(tmp_path / "one", 4, *words, "on.micro_batch=16")
     two = run(tmp_path / "two", 4, *words, "on.replicas=2", "on.micro_batch=4", "on.recompute=all")
-    found = differences(one, two)
+    found = compare_outcomes(one, two)
     assert max(found.values()) <= EXACT, found
 
 

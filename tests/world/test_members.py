@@ -36,7 +36,7 @@ from paceline.training.evaluate import evaluate
 from paceline.training.loop import update
 from paceline.training.requests import Signals, Wishes
 from paceline.training.state import State, fresh
-from paceline.training.trials import Trial, differences
+from paceline.training.trials import Trial, compare_outcomes
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -232,5 +232,5 @@ def test_it_is_the_same_run_on_two_layouts(tmp_path: Path, page: str, side: int)
         plan = make_plan(*words, *inits, "on.cpu_threads=1", f"on.replicas={replicas}", f"on.micro_batch={micro_batch}")
         outcomes.append(Trial(folder, None, 2).finish(plan))
         shutil.rmtree(folder)  # pytest would keep a billion bytes of it
-    found = differences(*outcomes)
+    found = compare_outcomes(*outcomes)
     assert max(found.values()) <= EXACT, found

@@ -9,7 +9,7 @@ import torch
 
 from conftest import Paceline, make_plan
 from paceline.record import latest, rows_of
-from paceline.training.trials import Trial, differences
+from paceline.training.trials import Trial, compare_outcomes
 
 STEPS = 6
 
@@ -24,7 +24,7 @@ def test_a_killed_16_bit_run_goes_on_bit_for_bit(tmp_path: Path, precision: str)
     trial = Trial(killed, None, STEPS)
     assert 2 <= trial.kill_after(plan, 2) < STEPS
     found = trial.finish(plan)
-    assert max(differences(expected, found).values()) == 0
+    assert max(compare_outcomes(expected, found).values()) == 0
     narrow = torch.float16 if precision.startswith("fp16") else torch.bfloat16
     assert found.tensors["stem.conv.weight"].dtype == (narrow if precision.endswith("16.16") else torch.float32)
     assert found.tensors["stem.conv.weight.momentum"].dtype == torch.float32
