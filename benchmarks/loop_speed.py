@@ -30,7 +30,6 @@ from paceline.settings.placement import Placement
 from paceline.settings.recipe import Recipe
 from paceline.sink import Sink
 from paceline.training.loop import train
-from paceline.training.requests import Signals, Wishes
 from paceline.training.session import settle_torch, take_up
 from paceline.world import init_world
 
@@ -160,7 +159,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     settle_torch(plan)
     world = init_world(plan, None)
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(Path(folder), writer=True)
+        run = Run(Path(folder), "own")
         turns = Turns(Bare(plan, options.model, world.device), options.steps)
         loader = open_loader(plan, None, 0, world.device)
         train(plan, world, run, take_up(plan, world, run), loader, turns, Wishes(world, Signals(), None))

@@ -105,12 +105,12 @@ def first_intact(
                     break
                 faults.append(fault)
             else:
-                for fault in faults:
-                    damaged(fault)
+                for each in faults:
+                    damaged(each)
                 return step, files
         else:
-            for fault in faults:
-                damaged(fault)
+            for each in faults:
+                damaged(each)
             return None
     raise RunError(f"{folder}: checkpoints are removed before they can be read; train with a larger on.keep_last")
 

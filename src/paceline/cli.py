@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from enum import StrEnum
@@ -14,7 +13,6 @@ from typer.core import TyperGroup
 
 from paceline import __version__
 from paceline.errors import SpecError, UserError
-from paceline.launch import OURS, launched
 
 
 class Target(StrEnum):

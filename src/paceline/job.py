@@ -218,7 +218,7 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
         except DataError as fault:
             if data is None or not data.is_dir():
                 raise
-            raise DataError(f"{fault}; to evaluate other images than the run's own write validate --test {data}") from None
+            raise DataError(f"{fault}; evaluate other images than the run's own with validate --test {data}") from None
         check_identity(folder, settings, place)
     recipe = recipe.model_copy(update={"data": settings})
     placement = build.build(Placement, placed)

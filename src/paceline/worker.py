@@ -39,7 +39,7 @@ def run_verb(verb: str, job: Job, folder: Path, **arguments: Any) -> Any:
             "arguments": arguments,
             "result": str(result),
         }
-        status = start_replicas(job.plan.replicas, "paceline.worker", [str(folder), verb, json.dumps(request)])
+        status = start_replicas(job.plan.replicas, [str(folder), verb, json.dumps(request)])
         return json.loads(result.read_text()) if result.is_file() else status
 
 
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def exit_with(fault: UserError) -> NoReturn:
-    """End the process with one line about a fault; a replica that Paceline started leaves it for its parent to print."""
+    """End the process with one line about a fault; a local replica leaves it for its parent to print."""
     launch = launched()
     if launch is not None and OURS in os.environ:
         Path(os.environ[OURS], str(launch.rank)).write_text(str(fault))
@@ -72,7 +72,8 @@ def _verbs() -> dict[str, Verb]:
     """The verbs that run on replicas; torch is loaded here, once a plan stands."""
     from paceline.training.averaging import Method, average_run
     from paceline.training.run import train_run
-    from paceline.training.validation import Selection, validate_run
+    from paceline.training.selection import Selection
+    from paceline.training.validation import validate_run
 
     def train(job: Job, folder: Path, command: list[str]) -> int:
         return train_run(job, folder, console(), command)

@@ -235,7 +235,7 @@ def start_replicas(count: int, words: Sequence[str]) -> int:
         logs_specs=DefaultLogsSpecs(log_dir=str(told)),
     )
     try:
-        elastic_launch(config, sys.executable)("-P", "-m", "paceline", *words)  # -P: not from the user's folder
+        elastic_launch(config, sys.executable)("-P", "-m", "paceline.worker", *words)  # -P: not from the user's folder
     except SignalException:
         if (told / "interrupted").exists():
             return INTERRUPTED

@@ -10,8 +10,7 @@ from optim_cases import CLIPS, OPTIMIZERS
 from paceline.data.load.loader import open_loader
 from paceline.planning import Plan
 from paceline.record import Run
-from paceline.training.loop import update
-from paceline.training.requests import Signals, Wishes
+from paceline.training.step import take_step
 from paceline.training.session import settle_torch, take_up
 from paceline.training.state import State
 from paceline.world import init_world
@@ -28,7 +27,7 @@ def run(plan: Plan, folder: pytest.TempPathFactory, waits: str = "default") -> S
     """A few steps; after the first, which may set things up, waiting for the device is as `waits` says."""
     settle_torch(plan)
     world = init_world(plan, None)
-    state = take_up(plan, world, Run(folder.mktemp("run"), writer=True))
+    state = take_up(plan, world, Run(folder.mktemp("run"), "own"))
     shares = open_loader(plan, None, world.replica, world.device).training(0)
     wishes = Wishes(world, Signals(), None)
     try:

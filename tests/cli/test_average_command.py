@@ -18,7 +18,8 @@ from paceline.command import average as verb
 from paceline.data.load.loader import open_loader
 from paceline.record import latest, rows_of
 from paceline.training.averaging import recalibrate
-from paceline.training.state import begin, fresh, set_network
+from paceline.training.restore import copy_tensors
+from paceline.training.state import initialize_state, build_state
 from paceline.world import World
 
 STEPS = (6, 12, 18)
@@ -124,7 +125,7 @@ def test_recalibrated_statistics_are_of_images_as_large_as_the_last(
     assert ask(tmp_path / "run", capsys, recalibrate=40)["recalibrated_images"] == 48
     found = load_file(tmp_path / "run" / "averaged" / "network.safetensors")
     plan, world = make_plan(*words), World(torch.device("cpu"))  # every image as large as the last ones of that run
-    state, loader = fresh(plan, world), open_loader(plan, None, 0, world.device)
+    state, loader = build_state(plan, world), open_loader(plan, None, 0, world.device)
     set_network(state, found, "test")
     recalibrate(plan, world, state, loader, 40, plan.steps)
     expected = state.network.module.state_dict()
@@ -161,8 +162,8 @@ def test_another_run_starts_from_the_average_that_the_command_wrote(paceline: Pa
     assert lines[2].startswith("mean             6, 12, 18 ")
     assert "init.from=run/averaged/network.safetensors" in lines[-1]
     plan = make_plan(f"init.from={run}/averaged/network.safetensors")
-    state = fresh(plan, World(torch.device("cpu")))
-    begin(state, plan)
+    state = build_state(plan, World(torch.device("cpu")))
+    initialize_state(state, plan)
     started = state.network.module.state_dict()
     averaged = load_file(run / "averaged" / "network.safetensors")
     assert close(averaged, by_hand(run, dict.fromkeys(STEPS, 1 / 3)))

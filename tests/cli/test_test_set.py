@@ -14,7 +14,7 @@ from conftest import Paceline, run_in
 from files_made import PAGE, clean_pictures, write_every_format
 from paceline import checkpoint
 from paceline.command import validate
-from paceline.command.resume import stored_job
+from paceline.job import stored_job
 from paceline.data.index.locate import locate, to_judge
 from paceline.data.index.scan import open_index
 from paceline.data.load.image_files import listed

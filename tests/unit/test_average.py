@@ -25,10 +25,11 @@ from paceline.sink import Sink
 from paceline.training.averaging import conclude, recalibrate
 from paceline.training.evaluate import evaluate
 from paceline.training.loop import train
-from paceline.training.requests import Signals, Wishes
 from paceline.training.save import to_keep
 from paceline.training.session import take_up
-from paceline.training.state import State, begin, fresh, restore, set_network, to_files
+from paceline.training.restore import load_files, copy_tensors
+from paceline.training.save import to_files
+from paceline.training.state import State, initialize_state, build_state
 from paceline.training.trials import Outcome, Trial, compare_outcomes
 from paceline.world import World
 
@@ -170,8 +171,8 @@ def test_showing_the_average_leaves_every_bit_of_the_weights(fails: bool) -> Non
 
 
 def open_run(plan: Plan, folder: Path) -> tuple[Run, State, Loader]:
-    run, state = Run(folder, writer=True), fresh(plan, WORLD)
-    begin(state, plan)
+    run, state = Run(folder, "own"), build_state(plan, WORLD)
+    initialize_state(state, plan)
     return run, state, open_loader(plan, None, 0, WORLD.device)
 
 
@@ -236,23 +237,23 @@ def test_before_it_begins_the_weights_themselves_are_judged(tmp_path: Path) -> N
     assert [row["averaged"] for row in latest(run.rows(), "validation")] == [False, True, True]
     early = checkpoint.read(run.checkpoints / checkpoint.name_of(2))
     assert "average.safetensors" not in early
-    assert restore(state, early, "step 2").step == 2
+    assert load_files(state, early, "step 2").step == 2
     run.close()
 
 
 def test_a_checkpoint_without_the_average_is_refused_for_a_run_that_has_one() -> None:
     plan = make_plan("average.decay=0.8")
-    state = fresh(plan, WORLD)
-    begin(state, plan)
+    state = build_state(plan, WORLD)
+    initialize_state(state, plan)
     state.step = 5
     files = to_files(state)
-    restore(fresh(plan, WORLD), files, "step-5")
+    load_files(build_state(plan, WORLD), files, "step-5")
     del files["average.safetensors"]
     with pytest.raises(RunError, match=r"step-5: 'average.safetensors' is missing, .*average.decay.*init.from"):
-        restore(fresh(plan, WORLD), files, "step-5")
+        load_files(build_state(plan, WORLD), files, "step-5")
     files["average.safetensors"] = b"nonsense"
     with pytest.raises(RunError, match="not a checkpoint that this version reads"):
-        restore(fresh(plan, WORLD), files, "step-5")
+        load_files(build_state(plan, WORLD), files, "step-5")
 
 
 class Listening(World):
@@ -372,7 +373,7 @@ def test_a_run_ends_with_the_mean_of_its_last_checkpoints(tmp_path: Path, damage
     if damaged:
         saved.pop(8).write_bytes(b"damaged")
     some = [load_file(path) for path in saved.values()]
-    conclude(plan, WORLD, run, state, loader)
+    average_at_end(plan, WORLD, run, state, loader)
     made = load_file(tmp_path / "averaged" / "network.safetensors")
     for name, tensor in made.items():
         expected = torch.stack([one[name].double() for one in some]).mean(0)
@@ -390,8 +391,8 @@ def test_a_run_ends_with_the_mean_of_its_last_checkpoints(tmp_path: Path, damage
 
 def seen_by_hand(plan: Plan, steps: int, start: int) -> dict[str, Tensor]:
     """The mean over groups of what each norm sees in so many steps, from its inputs."""
-    state = fresh(plan, WORLD)
-    begin(state, plan)
+    state = build_state(plan, WORLD)
+    initialize_state(state, plan)
     inputs: dict[str, list[Tensor]] = {}
     for name, part in state.network.module.named_modules():
         if isinstance(part, BatchNormAct):

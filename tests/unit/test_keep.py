@@ -54,7 +54,7 @@ def state(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_saving_writes_the_step_and_prunes_the_rest(tmp_path: Path, state: Any) -> None:
     plan = make_plan("epochs=6", "on.keep_last=2")
-    run = Run(tmp_path, writer=True)
+    run = Run(tmp_path, "own")
     for state.step in (0, 6, 12, 18):
         save.save(plan, run, state)
     assert checkpoint.saved_steps(run.checkpoints) == [12, 18]
@@ -62,7 +62,7 @@ def test_saving_writes_the_step_and_prunes_the_rest(tmp_path: Path, state: Any) 
 
 
 def test_only_the_writer_saves(tmp_path: Path, state: Any) -> None:
-    save.save(make_plan(), Run(tmp_path, writer=False), state)
+    save.save(make_plan(), Run(tmp_path, "read"), state)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -72,7 +72,7 @@ def test_what_was_just_saved_stays_beside_damaged_checkpoints_of_later_steps(
 ) -> None:
     """A run whose newest checkpoints are damaged resumes from an older one; what it then saves must not be pruned."""
     plan = make_plan("epochs=6", f"on.keep_last={keep_last}")
-    run = Run(tmp_path, writer=True)
+    run = Run(tmp_path, "own")
     for step in (20, 30, 36):
         checkpoint.write(run.checkpoints, step, {"state.json": b"{}"})
         (run.checkpoints / checkpoint.name_of(step) / "state.json").write_bytes(b"damaged")

@@ -21,9 +21,8 @@ from paceline.model.network import Network, recomputing
 from paceline.model.norm import BatchNormAct
 from paceline.model.whole import Whole
 from paceline.planning import Plan
-from paceline.training.loop import update
-from paceline.training.requests import Signals, Wishes
-from paceline.training.state import State, begin, fresh
+from paceline.training.step import take_step
+from paceline.training.state import State, initialize_state, build_state
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -67,8 +66,8 @@ def tensors(made: Any) -> tuple[Tensor, ...]:
 
 def make_state(plan: Plan) -> State:
     """The state before the first step, with running statistics that are not those every network starts with."""
-    state = fresh(plan, WORLD)
-    begin(state, plan)
+    state = build_state(plan, WORLD)
+    initialize_state(state, plan)
     for number, norm in enumerate(norms(state.network.module)):
         norm.running_mean.fill_(0.01 * number)
         norm.running_var.fill_(1 + 0.01 * number)

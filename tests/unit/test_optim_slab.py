@@ -16,9 +16,10 @@ from paceline.data.load.loader import open_loader
 from paceline.optim.build import build_optimizer
 from paceline.optim.flat import GRAIN, Slab
 from paceline.planning import Plan
-from paceline.training.loop import update
-from paceline.training.requests import Signals, Wishes
-from paceline.training.state import State, begin, fresh, restore, to_files
+from paceline.training.step import take_step
+from paceline.training.restore import load_files
+from paceline.training.save import to_files
+from paceline.training.state import State, initialize_state, build_state
 from paceline.world import World
 
 CPU = torch.device("cpu")
@@ -187,11 +188,11 @@ def advance(plan: Plan, state: State, count: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("optimizer", [o for o in OPTIMIZERS if o.count(",") < 3])
 def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(optimizer: str) -> None:
     plan = make_plan(f"optimizer={optimizer}", "optimizer.lr=0.01", "weight_decay.rate=0.01", "clip.adaptive=0.05")
-    state = fresh(plan, World(CPU))
-    begin(state, plan)
+    state = build_state(plan, World(CPU))
+    initialize_state(state, plan)
     saved = advance(plan, state, 2)
     files = to_files(state)
-    other = restore(fresh(plan, World(CPU)), files, "here")
+    other = load_files(build_state(plan, World(CPU)), files, "here")
     found = dict(other.network.module.state_dict()) | other.optimizer.tensors()
     assert found.keys() == saved.keys()
     assert all(torch.equal(tensor, saved[name]) for name, tensor in found.items())

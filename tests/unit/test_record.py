@@ -38,7 +38,7 @@ from paceline.sink.csv import Csv
 
 
 def test_rows_are_appended_and_read_back(tmp_path: Path) -> None:
-    run = Run(tmp_path / "deep" / "run", writer=True)
+    run = Run(tmp_path / "deep" / "run", "own")
     assert run.rows() == []
     assert run.write("start", step=0, text="é\u2028\n", list=[1, None]) == {
         "kind": "start", "step": 0, "text": "é\u2028\n", "list": [1, None],
@@ -60,14 +60,14 @@ def test_a_folder_without_a_record_has_no_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("torn", ['{"kind": "rep', '{"kind": "report", "step": 3}', "\x00\x00", '{"kind": "é'])
 def test_a_last_line_that_a_kill_tore_is_passed_over_and_then_cut(torn: str, tmp_path: Path) -> None:
-    run = Run(tmp_path, writer=True)
+    run = Run(tmp_path, "own")
     run.write("report", step=1)
     run.write("report", step=2)
     run.close()
     with (tmp_path / RECORD).open("ab") as file:
         file.write(torn.encode()[:-1])
     assert [row["step"] for row in rows_of(tmp_path)] == [1, 2]
-    again = Run(tmp_path, writer=True)
+    again = Run(tmp_path, "own")
     again.write("report", step=3)
     again.close()
     assert [json.loads(line)["step"] for line in (tmp_path / RECORD).read_text().splitlines()] == [1, 2, 3]
@@ -77,7 +77,7 @@ def test_a_last_line_that_a_kill_tore_is_passed_over_and_then_cut(torn: str, tmp
 def test_whoever_writes_beside_the_training_does_not_lose_a_row_behind_a_torn_line(torn: bytes, tmp_path: Path) -> None:
     (tmp_path / RECORD).write_bytes(b'{"kind": "report", "step": 0}\n' + torn)
     (tmp_path / LOG).write_bytes(b"a line\n" + torn)
-    run = Run(tmp_path, writer=False)
+    run = Run(tmp_path, "read")
     run.writer = True  # as validate and average do, which leave the lock to whoever trains
     run.write("validation", step=2)
     run.write("validation", step=3)
@@ -93,7 +93,7 @@ def test_numbers_that_are_not_finite_are_null_in_json(tmp_path: Path) -> None:
     mended = {"loss": None, "list": [None, 1.5, [None, 2]], "deep": {"a": None, "b": "NaN"}, "c": None}
     assert json.loads(json_text(odd)) == mended
     assert json_text({"a": [math.nan]}, indent=1) == '{\n "a": [\n  null\n ]\n}'
-    run = Run(tmp_path, writer=True)
+    run = Run(tmp_path, "own")
     row = run.write("report", step=1, **odd)
     run.close()
     assert math.isnan(row["loss"])  # who shows it can tell that it is not finite
@@ -118,21 +118,21 @@ def test_the_latest_row_of_each_step_counts() -> None:
 
 
 def test_a_second_writer_is_refused_until_the_first_has_closed(tmp_path: Path) -> None:
-    first = Run(tmp_path, writer=True)
+    first = Run(tmp_path, "own")
     with pytest.raises(RunError) as caught:
-        Run(tmp_path, writer=True)
+        Run(tmp_path, "own")
     assert str(caught.value) == f"{tmp_path}: another process is training in this folder"
     del caught
     gc.collect()  # what the refused one had opened must be closed: a file left open is a warning, and so a fault
-    reader = Run(tmp_path, writer=False)
+    reader = Run(tmp_path, "read")
     first.write("start", step=0)
     assert len(reader.rows()) == 1
     first.close()
-    Run(tmp_path, writer=True).close()
+    Run(tmp_path, "own").close()
 
 
 def test_a_replica_that_is_not_the_writer_leaves_no_trace(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", writer=False)
+    run = Run(tmp_path / "run", "read")
     assert run.write("report", step=1) == {"kind": "report", "step": 1}
     run.log("nothing")
     run.close()
@@ -142,11 +142,11 @@ def test_a_replica_that_is_not_the_writer_leaves_no_trace(tmp_path: Path) -> Non
 def test_a_folder_that_cannot_be_written_is_refused_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RunError, match=r"cannot be written to: Not a directory; choose another folder with --out$"):
-        Run(tmp_path / "file" / "run", writer=True)
+        Run(tmp_path / "file" / "run", "own")
 
 
 def test_a_disk_that_fails_is_told_in_one_line(tmp_path: Path) -> None:
-    run = Run(tmp_path, writer=True)
+    run = Run(tmp_path, "own")
     (tmp_path / RECORD).mkdir()
     with pytest.raises(Broken) as caught:
         run.write("report", step=1)
@@ -310,4 +310,4 @@ def test_the_lock_of_a_run_is_gone_with_its_process(tmp_path: Path) -> None:
     program = "import os, sys, pathlib, paceline.record as r; r.Run(pathlib.Path(sys.argv[1]), True); os._exit(7)"
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)
     assert done.returncode == 7  # it died without closing
-    Run(tmp_path, writer=True).close()
+    Run(tmp_path, "own").close()

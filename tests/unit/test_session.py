@@ -21,7 +21,7 @@ from paceline.training.loop import train
 from paceline.training.messages import say_goodbye, say_hello, too_large
 from paceline.training.requests import Signals, Stopped, Wishes
 from paceline.training.session import take_up
-from paceline.training.state import fresh
+from paceline.training.state import build_state
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -31,7 +31,7 @@ WORLD = World(torch.device("cpu"))
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    made = Run(tmp_path / "a run", writer=True)
+    made = Run(tmp_path / "a run", "own")
     yield made
     made.close()
 
@@ -104,7 +104,7 @@ def test_a_run_says_what_it_trains_and_what_came_out(run: Run) -> None:
     assert go_on(plan, run, Sink(), Signals())
     out = io.StringIO()
     console = Console(file=out, width=200)
-    say_hello(plan, run, fresh(plan, WORLD), console)
+    say_hello(plan, run, build_state(plan, WORLD), console)
     say_goodbye(plan, run, plan.steps, True, console)
     said = out.getvalue()
     assert said.startswith("resnet8 (74,900 parameters) on generated: 96 images of 4 classes, for 6 steps of 16, 32.32")

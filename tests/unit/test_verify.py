@@ -70,7 +70,9 @@ def test_what_is_not_finite_is_never_the_same(key: str, part: str, value: float)
     for found in (compare_outcomes(outcome(), broken), compare_outcomes(broken, outcome())):
         assert not found[part] <= LIMIT
     if math.isnan(value):
-        assert not compare_outcomes(broken, outcome(**{key: value}))[part] <= LIMIT  # two runs that both broke prove nothing
+        assert (
+            not compare_outcomes(broken, outcome(**{key: value}))[part] <= LIMIT
+        )  # two runs that both broke prove nothing
 
 
 def test_what_is_zero_but_for_rounding_is_measured_beside_the_largest_of_its_kind() -> None:
@@ -82,8 +84,12 @@ def test_what_is_zero_but_for_rounding_is_measured_beside_the_largest_of_its_kin
 
     one = trial(noise=1e-18, small=1e-12, mean=1e-15)
     assert compare_outcomes(one, trial(-1e-18, 1e-12, 1e-15))["weights"] == pytest.approx(1e-18)
-    assert compare_outcomes(one, trial(1e-18, 3e-12, 1e-15))["weights"] == pytest.approx(2)  # small, and yet not rounding
-    assert compare_outcomes(one, trial(1e-18, 1e-12, -1e-15))["statistics"] == pytest.approx(1e-15)  # beside a spread of 2
+    assert compare_outcomes(one, trial(1e-18, 3e-12, 1e-15))["weights"] == pytest.approx(
+        2
+    )  # small, and yet not rounding
+    assert compare_outcomes(one, trial(1e-18, 1e-12, -1e-15))["statistics"] == pytest.approx(
+        1e-15
+    )  # beside a spread of 2
     assert compare_outcomes(one, trial(1e-18, 1e-12, 1.0))["statistics"] == pytest.approx(0.5)
 
 

@@ -24,7 +24,8 @@ from paceline.model.pretrained import adopt, take
 from paceline.record import Run
 from paceline.settings.data import Facts
 from paceline.training.session import take_up
-from paceline.training.state import State, begin, fresh, to_files
+from paceline.training.save import to_files
+from paceline.training.state import State, initialize_state, build_state
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -37,8 +38,8 @@ Tensors = dict[str, Tensor]
 def make_state(*words: str) -> State:
     """A small network as it begins."""
     plan = make_plan(*words)
-    state = fresh(plan, WORLD)
-    begin(state, plan)
+    state = build_state(plan, WORLD)
+    initialize_state(state, plan)
     return state
 
 
@@ -348,7 +349,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, suffix: str, damage: str) ->
 def test_weights_of_another_network_are_one_line(tmp_path: Path, other: str, message: str) -> None:
     colors = ("data.mean=[0.5]", "data.std=[0.5]") if "channels" in other else ()
     with torch.random.fork_rng(devices=[]):
-        theirs = fresh(make_plan(other, *colors), WORLD)
+        theirs = build_state(make_plan(other, *colors), WORLD)
     torch.save(tensors_of(theirs), tmp_path / "weights.pth")
     assert message in one_line(tmp_path / "weights.pth")
 
@@ -370,8 +371,8 @@ def test_a_run_that_keeps_an_average_passes_that_on(tmp_path: Path, precision: s
         row.fill_(0.75)
     checkpoint.write(tmp_path / "checkpoints", theirs.step, to_files(theirs))
     plan = make_plan(words_from(tmp_path))
-    started = fresh(plan, WORLD)
-    begin(started, plan)
+    started = build_state(plan, WORLD)
+    initialize_state(started, plan)
     assert all((tensor == 0.75).all() for tensor in tensors_of(started).values())
 
 
@@ -379,7 +380,7 @@ def test_a_run_that_started_from_weights_is_resumed_without_them(tmp_path: Path)
     theirs = tensors_of(trained())
     torch.save(theirs, tmp_path / "weights.pth")
     plan = make_plan(words_from(tmp_path / "weights.pth"))
-    first = Run(tmp_path / "run", writer=True)
+    first = Run(tmp_path / "run", "own")
     started = take_up(plan, WORLD, first)
     assert same(tensors_of(started), theirs)
     assert f"init.from {tmp_path}/weights.pth: 37 tensors taken over" in (tmp_path / "run" / "log.txt").read_text()
@@ -388,7 +389,7 @@ def test_a_run_that_started_from_weights_is_resumed_without_them(tmp_path: Path)
     checkpoint.write(first.checkpoints, 1, to_files(started))
     first.close()
     (tmp_path / "weights.pth").unlink()
-    again = Run(tmp_path / "run", writer=True)
+    again = Run(tmp_path / "run", "own")
     resumed = take_up(plan, WORLD, again)
     again.close()
     assert resumed.step == 1

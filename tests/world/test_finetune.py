@@ -13,7 +13,7 @@ from torch import Tensor
 
 from conftest import Paceline, make_plan
 from paceline import checkpoint
-from paceline.training.state import begin, fresh
+from paceline.training.state import initialize_state, build_state
 from paceline.training.trials import Outcome, Trial, compare_outcomes
 from paceline.world import World
 
@@ -71,8 +71,8 @@ def test_computing_again_across_replicas_that_share_norm_groups_is_the_same_run(
 
 def test_a_trial_leaves_frozen_blocks_where_they_began_and_moves_the_others(tuned: Outcome) -> None:
     plan = make_plan(*TUNED, "on.precision=64.64")
-    state = fresh(plan, World(torch.device("cpu")))
-    begin(state, plan)
+    state = build_state(plan, World(torch.device("cpu")))
+    initialize_state(state, plan)
     start = state.network.module.state_dict()
     moved = {name for name, value in start.items() if not torch.equal(value, tuned.tensors[name])}
     kept = {name for name in start if name.startswith(STILL)}

@@ -33,9 +33,8 @@ from paceline.settings.model import (
     ResNeXt,
 )
 from paceline.training.evaluate import evaluate
-from paceline.training.loop import update
-from paceline.training.requests import Signals, Wishes
-from paceline.training.state import State, fresh
+from paceline.training.step import take_step
+from paceline.training.state import State, build_state
 from paceline.training.trials import Trial, compare_outcomes
 from paceline.world import World
 
@@ -130,7 +129,7 @@ def built(request: pytest.FixtureRequest) -> Built:
     plan = make_plan(f"model={page}", *data, *batches, *calm(model(page)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Built(plan, fresh(plan, WORLD))
+        return Built(plan, build_state(plan, WORLD))
 
 
 every_network = pytest.mark.parametrize(

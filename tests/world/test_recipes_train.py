@@ -21,9 +21,8 @@ from paceline.settings import shipped
 from paceline.settings.model import Vgg
 from paceline.settings.optimizer import Lamb, Lars
 from paceline.training.evaluate import evaluate
-from paceline.training.loop import update
-from paceline.training.requests import Signals, Wishes
-from paceline.training.state import fresh
+from paceline.training.step import take_step
+from paceline.training.state import build_state
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -64,7 +63,7 @@ def made_small(name: str) -> Plan:
 @pytest.mark.parametrize("name", list(cases()))
 def test_a_recipe_trains_two_steps_and_is_judged(name: str) -> None:
     plan = made_small(name)
-    state = fresh(plan, WORLD)
+    state = build_state(plan, WORLD)
     before = {key: tensor.clone() for key, tensor in state.network.module.state_dict().items()}
     loader = open_loader(plan, None, 0, WORLD.device)
     losses = []
@@ -96,5 +95,5 @@ def test_a_recipe_trains_two_steps_and_is_judged(name: str) -> None:
 )
 def test_weight_decay_leaves_alone_what_it_did(name: str, left_alone: int) -> None:
     plan = made_small(name)
-    named = fresh(plan, WORLD).network.module.named_parameters()
+    named = build_state(plan, WORLD).network.module.named_parameters()
     assert sum(not decays(plan.recipe.weight_decay, key, parameter) for key, parameter in named) == left_alone

@@ -14,7 +14,7 @@ from paceline.worker import run_verb
 
 
 def run(folder: Path, words: list[str], selection: Selection, data: Path | None, as_json: bool) -> int:
-    """Evaluate the newest checkpoint, a chosen one, or all that were not evaluated yet; each adds a row to the record."""
+    """Evaluate the newest checkpoint, a chosen one, or all that were not evaluated yet."""
     # Evaluating needs none of the layout that training had: what is not asked for, this machine decides.
     job = stored_job(folder, ["on.replicas=auto", "on.micro_batch=auto", *words], data, selection.test)
     steps_to_evaluate(folder, selection)  # what is missing is told before torch is loaded

@@ -12,14 +12,14 @@ from paceline.sink.console import ConsoleSink
 from paceline.sink.csv import CsvSink
 from paceline.sink.log import LogSink
 
-SINKS: dict[str, Callable[[Plan, Run, int, Console], Sink]] = {
+SINKS: dict[str, Callable[[Plan, Run, Console], Sink]] = {
     "console": ConsoleSink,
     "csv": CsvSink,
     "log": LogSink,
 }
-"""Every sink by its name in `on.sinks`; each is opened with the plan, the run, the step it starts at and the terminal."""
+"""Every sink by its name in `on.sinks`; each is made of the plan, the run and the terminal."""
 
 
-def open_sinks(plan: Plan, run: Run, step: int, console: Console) -> list[Sink]:
+def open_sinks(plan: Plan, run: Run, console: Console) -> list[Sink]:
     """The sinks that the placement names, in that order."""
-    return [SINKS[name](plan, run, step, console) for name in plan.placement.sinks]
+    return [SINKS[name](plan, run, console) for name in plan.placement.sinks]

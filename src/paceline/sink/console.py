@@ -22,7 +22,7 @@ NOT_FINITE = "a gradient or a statistic of a norm was not finite"
 class ConsoleSink:
     """A progress bar with the newest numbers beside it; each validation stays as a line above."""
 
-    def __init__(self, plan: Plan, run: Run, step: int, console: Console) -> None:
+    def __init__(self, plan: Plan, run: Run, console: Console) -> None:
         self._plan, self._run, self._console = plan, run, console
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
@@ -37,7 +37,7 @@ class ConsoleSink:
         self._updated_at = time.monotonic()
         images = plan.facts.validation_images
         self._tasks = {
-            "training": self._bar.add_task("training", total=plan.steps, completed=step, numbers=""),
+            "training": self._bar.add_task("training", total=plan.steps, numbers=""),
             "validation": self._bar.add_task("validation", total=images, numbers="images", visible=False),
         }
 
@@ -90,6 +90,7 @@ class ConsoleSink:
         )
         for key, (old, new) in row["arithmetic_changed"].items():
             self._print(f"on.{key} was {old} and is {new}: rounding changes from here on")
+        self._bar.update(self._tasks["training"], completed=row["step"])
         self._bar.start()
 
     def _report(self, row: Row) -> None:
@@ -150,7 +151,9 @@ class ConsoleSink:
                 f"neighbor:[/yellow] {escape(str(self._run.folder / QUARANTINE))}"
             )
         if skipped := report["bad_steps"]:
-            self._print_bold(f"[red]{skipped} {'step was' if skipped == 1 else 'steps were'} skipped: {NOT_FINITE}[/red]")
+            self._print_bold(
+                f"[red]{skipped} {'step was' if skipped == 1 else 'steps were'} skipped: {NOT_FINITE}[/red]"
+            )
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -44,11 +44,12 @@ _PERCENT = {"last_top1", "top1"}
 class CsvSink:
     """Two tables beside the record. Each start writes them anew, so that a resumed run has every row once."""
 
-    def __init__(self, _plan: Plan, run: Run, step: int, _console: Console) -> None:
-        self._folder = run.folder
-        write_tables(run.folder, [row for row in run.rows() if row.get("step", 0) <= step])
+    def __init__(self, _plan: Plan, run: Run, _console: Console) -> None:
+        self._run, self._folder = run, run.folder
 
     def row(self, row: Row) -> None:
+        if row["kind"] == "start":
+            write_tables(self._folder, [old for old in self._run.rows() if old.get("step", 0) <= row["step"]])
         if row["kind"] in TABLES:
             name, columns = TABLES[row["kind"]]
             _write(self._folder / f"{name}.csv", "a", [_cells(self._folder, columns, row)])

@@ -16,7 +16,7 @@ LOG = "log.txt"
 class LogSink:
     """Appends lines to the log of a run."""
 
-    def __init__(self, plan: Plan, run: Run, _step: int, _console: Console) -> None:
+    def __init__(self, plan: Plan, run: Run, _console: Console) -> None:
         self._plan, self._path = plan, run.folder / LOG
 
     def row(self, row: Row) -> None:

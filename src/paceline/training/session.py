@@ -1,4 +1,4 @@
-"""A session is a run that is open: the process's torch settings, the other replicas, the data, the state, the record."""
+"""A session is a run that is open: torch's settings, the other replicas, the data, the state and the record."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch
 from paceline.data.load.batches import Loader
 from paceline.data.load.loader import open_loader
 from paceline.launch import Launch
-from paceline.model.whole import widest_float
+from paceline.model.whole import exact
 from paceline.planning import Plan
 from paceline.record import Mode, Run
 from paceline.settings.placement import Placement
-from paceline.training.requests import Requests, Signals
+from paceline.training.requests import Signals, Wishes
 from paceline.training.state import State, build_state
 from paceline.world import World, init_world
 
@@ -27,7 +27,7 @@ class StepInputs:
     """The numbers that the host sets for each step, as tensors on the device."""
 
     def __init__(self, device: torch.device) -> None:
-        self.lr = torch.zeros((), dtype=widest_float(device), device=device)
+        self.lr = torch.zeros((), dtype=exact(device), device=device)
         self.index = torch.zeros((), dtype=torch.int64, device=device)
 
     def set(self, lr: float, index: int) -> None:
@@ -43,7 +43,7 @@ class Session:
     plan: Plan
     world: World
     run: Run
-    requests: Requests
+    requests: Wishes
     data_folder: Path | None = None
     quarantine: Path | None = None
     """The folder that lists images which cannot be decoded; None lists them nowhere."""
@@ -85,9 +85,9 @@ def open_session(
         run = stack.enter_context(Run(folder, mode if world.first else "read"))
         heard = Signals()
         if signals:
-            stack.enter_context(heard)
+            heard.listen()
         save = plan.placement.save
-        requests = Requests(world, heard, float(save.amount) if save.unit == "seconds" else None)
+        requests = Wishes(world, heard, float(save.amount) if save.unit == "seconds" else None)
         yield Session(plan, world, run, requests, data_folder, quarantine)
         # Only after a good end: when one replica fails, the others may never come to a barrier.
         world.barrier()  # a launcher may stop the others once one has left, and the first may still be writing
@@ -103,7 +103,7 @@ def torch_settings(placement: Placement) -> Iterator[None]:
     had_workspace = workspace in os.environ
     assert isinstance(placement.cpu_threads, int)
     torch.set_num_threads(placement.cpu_threads)
-    matmul.allow_tf32 = cudnn.allow_tf32 = placement.precision == "tf32"
+    matmul.allow_tf32 = cudnn.allow_tf32 = placement.precision == "tf32.32"
     cudnn.benchmark = not placement.deterministic
     if placement.deterministic:
         os.environ.setdefault(workspace, ":4096:8")

@@ -13,11 +13,11 @@ from paceline.errors import Broken
 from paceline.model.init import initialize, published
 from paceline.model.norm import norm_parameters
 from paceline.model.pretrained import Adoption, adopt
-from paceline.model.whole import TRAIN_SUMS, Whole, widest_float
-from paceline.optim.averages import Ema
+from paceline.model.whole import TALLY, Whole, exact
+from paceline.optim.averages import Average
 from paceline.optim.build import Optimizer, build_optimizer
 from paceline.planning import Plan
-from paceline.settings.model import External
+from paceline.settings.model import Outside
 from paceline.training.loss_scale import LossScale
 from paceline.world import World
 
@@ -28,7 +28,7 @@ class State:
 
     network: Whole
     optimizer: Optimizer
-    ema: Ema | None
+    ema: Average | None
     """The moving average of weights and running statistics, if the recipe has one."""
     loss_scale: LossScale
     """What the loss is multiplied by before the backward pass."""
@@ -45,7 +45,7 @@ class State:
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Every tensor by name, in groups: network, optimizer and, once it has started, ema."""
         groups = {"network": self.network.module.state_dict(), "optimizer": self.optimizer.tensors()}
-        if self.ema is not None and self.ema.started(self.step):
+        if self.ema is not None and self.ema.begun(self.step):
             groups["ema"] = self.ema.tensors()
         return groups
 
@@ -83,9 +83,9 @@ def build_state(plan: Plan, world: World) -> State:
     """The state before the first step; `initialize_state` or a checkpoint sets its weights."""
     network = Whole(plan, world)
     optimizer = build_optimizer(network.module.named_parameters(), plan, norm_parameters(network.module))
-    decay = plan.recipe.ema.decay
-    ema = None if decay is None else Ema(plan, network.module, decay)
-    sums = torch.zeros(2, len(TRAIN_SUMS), dtype=widest_float(world.device), device=world.device)
+    decay = plan.recipe.average.decay
+    ema = None if decay is None else Average(plan, network.module, decay)
+    sums = torch.zeros(2, len(TALLY), dtype=exact(world.device), device=world.device)
     bad = torch.zeros(plan.steps, dtype=torch.uint8, device=world.device)
     return State(network, optimizer, ema, LossScale(plan, world.device), sums[0], sums[1], bad)
 
@@ -93,7 +93,7 @@ def build_state(plan: Plan, world: World) -> State:
 def initialize_state(state: State, plan: Plan) -> Adoption | None:
     """Set initial weights, the same on every replica and placement; gives what became of weights from elsewhere."""
     recipe, module = plan.recipe, state.network.module
-    if not isinstance(recipe.model, External):  # a network of another package starts as that package says
+    if not isinstance(recipe.model, Outside):  # a network of another package starts as that package says
         initialize(module, published(recipe.init, recipe.model), recipe.seed)
     return adopt(module, recipe.init.from_, plan.facts) if recipe.init.from_ else None
 
@@ -109,5 +109,5 @@ def broadcast_state(world: World, state: State) -> None:
 
 def compare_replicas(world: World, state: State) -> None:
     """End the run if the replicas' weights are no longer the same bits: what they learn apart would be nobody's run."""
-    if world.replicas > 1 and not world.all_equal(state.network.checksum()):
+    if world.replicas > 1 and not world.all_equal(state.network.fingerprint()):
         raise Broken(f"the replicas' weights differ after step {state.step}; checkpoints before it are intact")

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from paceline import checkpoint
 from paceline.errors import Broken
-from paceline.files import write_whole
 from paceline.launch import Launch
 from paceline.planning import Plan
 from paceline.training.restore import restore_newest
@@ -102,7 +101,7 @@ def _run(plan: Plan, launch: Launch, folder: Path, data: Path | None, steps: int
                 take_step(session, next(batches))
                 losses[str(state.step)] = float(state.last_sums[0]) / plan.global_batch
                 if first:
-                    write_whole(path, json.dumps(losses).encode())
+                    _write_whole(path, json.dumps(losses).encode())
                 if saving:
                     save(session)
         if first:
@@ -114,8 +113,14 @@ def _run(plan: Plan, launch: Launch, folder: Path, data: Path | None, steps: int
             save_file(tensors, folder / "end.safetensors")
 
 
+def _write_whole(path: Path, content: bytes) -> None:
+    part = path.with_suffix(".part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
 NEGLIGIBLE = 1e-13
-"""A tensor with no number above this fraction of the largest of its kind is nothing but rounding, and is measured against
+"""A tensor with no number above this fraction of the largest of its kind is nothing but rounding, and is compared with
 that largest: the bias of a convolution before a norm is one, whose gradient is zero."""
 
 

@@ -50,8 +50,10 @@ def validate_run(job: Job, folder: Path, selection: Selection) -> tuple[list[Row
             session.run.write(selection.kind, **row)
             rows.append(row)
         if session.world.first:
-            for image in listed(quarantine) if quarantine else []:
-                notes.append(f"a neighbor was evaluated in place of {image['name']}: {image['reason']}")
+            notes += [
+                f"a neighbor was evaluated in place of {image['name']}: {image['reason']}"
+                for image in (listed(quarantine) if quarantine else [])
+            ]
             if session.run.try_own():
                 write_tables(folder, [row for row in session.run.rows() if row.get("step", 0) <= plan.steps])
     return rows, notes
