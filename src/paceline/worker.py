@@ -39,7 +39,7 @@ def run_verb(verb: str, job: Job, folder: Path, **arguments: Any) -> Any:
             "arguments": arguments,
             "result": str(result),
         }
-        status = start_replicas(job.plan.replicas, [str(folder), verb, json.dumps(request)])
+        status = start_replicas(job.plan.replicas, ["paceline.worker", str(folder), verb, json.dumps(request)])
         return json.loads(result.read_text()) if result.is_file() else status
 
 

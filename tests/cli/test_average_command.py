@@ -18,8 +18,7 @@ from paceline.command import average as verb
 from paceline.data.load.loader import open_loader
 from paceline.record import latest, rows_of
 from paceline.training.averaging import recalibrate
-from paceline.training.restore import copy_tensors
-from paceline.training.state import initialize_state, build_state
+from paceline.training.state import build_state, initialize_state
 from paceline.world import World
 
 STEPS = (6, 12, 18)
@@ -119,7 +118,7 @@ def test_recalibrated_statistics_are_of_images_as_large_as_the_last(
     paceline: Paceline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "small.yaml").write_text(SMALL)
-    words = ["data.side=16", "on.precision=64.64"]
+    words = ["data.side=16", "on.precision=fp64"]
     done = paceline("train", "small.yaml", *words, "augment.side={0%: 8, 50%: 16}", "--out", "run")
     assert done.returncode == 0, done.stderr
     assert ask(tmp_path / "run", capsys, recalibrate=40)["recalibrated_images"] == 48

@@ -14,12 +14,11 @@ from conftest import Paceline, run_in
 from files_made import PAGE, clean_pictures, write_every_format
 from paceline import checkpoint
 from paceline.command import validate
-from paceline.job import stored_job
 from paceline.data.index.locate import locate, to_judge
 from paceline.data.index.scan import open_index
 from paceline.data.load.image_files import listed
 from paceline.errors import DataError, RunError, SpecError
-from paceline.job import Job
+from paceline.job import Job, stored_job
 from paceline.record import Row, rows_of
 from paceline.settings.data import Files
 from pictures_made import write_folder, write_tars, write_tfrecord
@@ -229,7 +228,7 @@ def test_names_that_contradict_are_refused(words: dict[str, Any], what: str) -> 
 
 def test_data_without_a_validation_part_are_judged_whole(tmp_path: Path) -> None:
     write_tfrecord(clean_pictures(20), tmp_path / "data", 0)
-    found = to_judge(Files(name="images", validation=0.2, use=0.5), NAMES, tmp_path / "data")
+    found = to_judge(Files(name="images", validation=0.2, fraction=0.5), NAMES, tmp_path / "data")
     assert found.validation_images == 20
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no images are here"):

@@ -14,7 +14,7 @@ from paceline.training.replay import Watch
 from paceline.training.reports import longest_streak
 from paceline.training.restore import load_files
 from paceline.training.save import to_files
-from paceline.training.state import initialize_state, build_state
+from paceline.training.state import build_state, initialize_state
 from paceline.world import World
 
 WORLD = World(torch.device("cpu"))

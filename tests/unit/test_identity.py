@@ -9,11 +9,9 @@ import pytest
 
 from files_made import clean_pictures, every_pitfall, file_plan, write_every_format
 from paceline import checkpoint
-from paceline.job import stored_job
-from paceline.job import prepare_folder
 from paceline.data.index.fingerprint import IDENTITY, keep_identity
 from paceline.errors import DataError, RunError, SpecError
-from paceline.job import Job, plan_job
+from paceline.job import Job, plan_job, prepare_folder, stored_job
 from paceline.record import Run, stored_plan
 from paceline.settings import build
 from paceline.settings.data import Files

@@ -16,10 +16,10 @@ from paceline.data.load.loader import open_loader
 from paceline.optim.build import build_optimizer
 from paceline.optim.flat import GRAIN, Slab
 from paceline.planning import Plan
-from paceline.training.step import take_step
 from paceline.training.restore import load_files
 from paceline.training.save import to_files
-from paceline.training.state import State, initialize_state, build_state
+from paceline.training.state import State, build_state, initialize_state
+from paceline.training.step import take_step
 from paceline.world import World
 
 CPU = torch.device("cpu")
@@ -92,7 +92,7 @@ def test_a_state_dict_is_taken_up_in_place() -> None:
     saved = {name: numbers(name, tuple(old.shape)).to(old.dtype) for name, old in network.state_dict().items()}
     named = dict(network.named_parameters())
     shapes = {name: tuple(p.shape) for name, p in named.items()}
-    ours = build_optimizer(named.items(), plan_of("{name: lars, lr: 1, trust: 1}", shapes=shapes))
+    ours = build_optimizer(named.items(), plan_of("{name: lars, lr: 1, trust_coefficient: 1}", shapes=shapes))
     network.load_state_dict(saved)
     assert all(torch.equal(tensor, saved[name]) for name, tensor in network.state_dict().items())
     network(numbers("picture", (4, 3, 3, 3))).square().sum().backward()  # of a plain sum a norm leaves no gradient
@@ -178,7 +178,7 @@ def advance(plan: Plan, state: State, count: int) -> dict[str, Tensor]:
     world = World(CPU)
     shares = open_loader(plan, None, 0, CPU).training(state.step)
     for _ in range(count):
-        update(plan, world, state, next(shares), Wishes(world, Signals(), None))
+        take_step(session, next(shares))
     shares.close()
     named = dict(state.network.module.state_dict()) | state.optimizer.tensors()
     return {name: tensor.detach().clone() for name, tensor in named.items()}

@@ -14,7 +14,7 @@ from paceline.reconcile import fits
 from paceline.settings import build, shipped
 from paceline.settings.data import Made
 from paceline.settings.recipe import BatchNorm, Recipe
-from paceline.training.trials import Outcome, relative_difference, compare_outcomes
+from paceline.training.trials import Outcome, compare_outcomes, relative_difference
 
 
 def row(**values: Any) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from paceline.settings import shipped
 from paceline.settings.model import Vgg
 from paceline.settings.optimizer import Lamb, Lars
 from paceline.training.evaluate import evaluate
-from paceline.training.step import take_step
 from paceline.training.state import build_state
+from paceline.training.step import take_step
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -69,7 +69,7 @@ def test_a_recipe_trains_two_steps_and_is_judged(name: str) -> None:
     losses = []
     with closing(loader.training(0)) as shares:
         for _ in range(2):
-            update(plan, WORLD, state, next(shares), Wishes(WORLD, Signals(), None))
+            take_step(session, next(shares))
             losses.append(float(state.last[0]) / plan.global_batch)
     assert state.step == 2
     assert not state.bad_steps()

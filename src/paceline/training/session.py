@@ -18,7 +18,7 @@ from paceline.model.whole import exact
 from paceline.planning import Plan
 from paceline.record import Mode, Run
 from paceline.settings.placement import Placement
-from paceline.training.requests import Signals, Wishes
+from paceline.training.requests import Requests, Signals
 from paceline.training.state import State, build_state
 from paceline.world import World, init_world
 
@@ -43,7 +43,7 @@ class Session:
     plan: Plan
     world: World
     run: Run
-    requests: Wishes
+    requests: Requests
     data_folder: Path | None = None
     quarantine: Path | None = None
     """The folder that lists images which cannot be decoded; None lists them nowhere."""
@@ -85,10 +85,11 @@ def open_session(
         run = stack.enter_context(Run(folder, mode if world.first else "read"))
         heard = Signals()
         if signals:
-            heard.listen()
+            stack.enter_context(heard)
         save = plan.placement.save
-        requests = Wishes(world, heard, float(save.amount) if save.unit == "seconds" else None)
+        requests = Requests(world, heard, float(save.amount) if save.unit == "seconds" else None)
         yield Session(plan, world, run, requests, data_folder, quarantine)
+        requests.drain()
         # Only after a good end: when one replica fails, the others may never come to a barrier.
         world.barrier()  # a launcher may stop the others once one has left, and the first may still be writing
         world.close()
@@ -103,7 +104,7 @@ def torch_settings(placement: Placement) -> Iterator[None]:
     had_workspace = workspace in os.environ
     assert isinstance(placement.cpu_threads, int)
     torch.set_num_threads(placement.cpu_threads)
-    matmul.allow_tf32 = cudnn.allow_tf32 = placement.precision == "tf32.32"
+    matmul.allow_tf32 = cudnn.allow_tf32 = placement.precision == "tf32"
     cudnn.benchmark = not placement.deterministic
     if placement.deterministic:
         os.environ.setdefault(workspace, ":4096:8")

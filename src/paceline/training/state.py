@@ -83,7 +83,7 @@ def build_state(plan: Plan, world: World) -> State:
     """The state before the first step; `initialize_state` or a checkpoint sets its weights."""
     network = Whole(plan, world)
     optimizer = build_optimizer(network.module.named_parameters(), plan, norm_parameters(network.module))
-    decay = plan.recipe.average.decay
+    decay = plan.recipe.ema.decay
     ema = None if decay is None else Average(plan, network.module, decay)
     sums = torch.zeros(2, len(TALLY), dtype=exact(world.device), device=world.device)
     bad = torch.zeros(plan.steps, dtype=torch.uint8, device=world.device)

@@ -17,6 +17,7 @@ def take_step(session: Session, batches: list[MicroBatch]) -> None:
     # How many images a policy's operation takes depends on numbers drawn on the host: no CUDA graph can hold this part.
     bad = device_step(session, batches, scale)
     state.step += 1
+    session.requests.exchange(state.step)
     if state.ema is not None:
         state.ema.move(state.step, bad)
 
@@ -25,8 +26,7 @@ def device_step(session: Session, batches: list[MicroBatch], scale: Tensor | Non
     """Forward, backward, exchange and update; gives the flag of a bad step, which changes nothing."""
     state, network, inputs = session.state, session.state.network, session.inputs
     sums = network.learn(batches, scale)  # leaves gradients, summed over images and times the scale
-    norm_sums, sums, asked = network.share(session.world, sums, session.requests.ask(sums.dtype))
-    session.requests.hear(asked)
+    norm_sums, sums = network.share(session.world, sums)
     bad = network.bad(norm_sums)
     divisor = network.divisor if scale is None else network.divisor * scale
     state.optimizer.step(float(inputs.lr), divisor, bad, int(inputs.index))
