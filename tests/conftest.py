@@ -21,6 +21,7 @@ from paceline.settings.recipe import Recipe
 
 if TYPE_CHECKING:
     from paceline.training.session import Session
+    from paceline.training.state import State
     from paceline.world import World
 
 SMALL = """
@@ -55,16 +56,28 @@ def make_plan(*words: str, text: str = SMALL) -> Plan:
     return plan_job("test", recipe, build.build(Placement, placed), None, build.Tree(), placed).plan
 
 
-def make_session(plan: Plan, folder: Path = Path("no run"), mode: Mode = "read", world: World | None = None) -> Session:
-    """A session of a plan in this process, on the CPU unless a world says otherwise."""
+def make_session(
+    plan: Plan,
+    folder: Path = Path("no run"),
+    mode: Mode = "read",
+    world: World | None = None,
+    state: State | None = None,
+) -> Session:
+    """A session of a plan in this process, on the CPU unless a world says otherwise; its weights are initial ones."""
     import torch
 
-    from paceline.training.requests import Requests, Signals
+    from paceline.training.requests import Requests
     from paceline.training.session import Session
+    from paceline.training.state import initialize_state
     from paceline.world import World
 
     world = world or World(torch.device("cpu"))
-    return Session(plan, world, Run(folder, mode), Requests(world, Signals(), None))
+    session = Session(plan, world, Run(folder, mode), Requests(world))
+    if state is not None:
+        session.state = state
+    else:
+        initialize_state(session.state, plan)
+    return session
 
 
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]

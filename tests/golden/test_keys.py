@@ -99,8 +99,8 @@ def test_no_purpose_was_renamed_and_none_is_new() -> None:
 def test_splits_are_drawn_by_the_purposes_they_always_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for label in ("a", "b"):
         (tmp_path / label).mkdir()
-        for index in range(6):
-            Image.new("RGB", (8, 8), (index, 0, 0)).save(tmp_path / label / f"{index}.png")
+        for number in range(6):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / label / f"{number}.png")
     used = set()
     real = keyed.key
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from conftest import make_plan
+from conftest import make_plan, make_session
 from paceline.data.load.batches import MicroBatch
 from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError
@@ -83,6 +83,7 @@ def shares(plan: Plan) -> Iterator[list[MicroBatch]]:
 
 
 def train(plan: Plan, state: State, steps: int) -> None:
+    session = make_session(plan, state=state)
     for _, share in zip(range(steps), shares(plan), strict=False):
         take_step(session, share)
 

@@ -190,6 +190,7 @@ def test_the_most_particular_name_decides_a_block_s_factor(factors: str, expecte
 @pytest.mark.usefixtures("one_thread")
 def test_a_factor_multiplies_the_steps_of_a_whole_block_of_a_network() -> None:
     from conftest import make_plan as small_plan
+    from conftest import make_session
     from paceline.data.load.loader import open_loader
     from paceline.training.state import build_state, initialize_state
     from paceline.training.step import take_step
@@ -203,7 +204,7 @@ def test_a_factor_multiplies_the_steps_of_a_whole_block_of_a_network() -> None:
         initialize_state(state, plan)
         before = {name: weight.detach().clone() for name, weight in state.network.module.named_parameters()}
         share = next(open_loader(plan, None, 0, world.device).training(0))
-        take_step(session, share)
+        take_step(make_session(plan, state=state), share)
         moved.append({name: p.detach() - before[name] for name, p in state.network.module.named_parameters()})
     factors = {"head": 10.0, "stage2/unit1": 0.25, "stem": 0.0}
     for name, by in moved[0].items():

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conftest import make_plan
+from conftest import make_plan, make_session
 from optim_cases import CLIPS, GOOD, MANY, OPTIMIZERS, numbers, parameters, plan_of, steps
-from paceline.data.load.loader import open_loader
 from paceline.optim.build import build_optimizer
 from paceline.optim.flat import GRAIN, Slab
 from paceline.planning import Plan
@@ -175,8 +174,8 @@ def test_the_host_reads_no_number_in_a_step(optimizer: str, clip: str) -> None:
 
 def advance(plan: Plan, state: State, count: int) -> dict[str, Tensor]:
     """Train for some steps; gives every tensor that is then there."""
-    world = World(CPU)
-    shares = open_loader(plan, None, 0, CPU).training(state.step)
+    session = make_session(plan, state=state)
+    shares = session.loader.training(state.step)
     for _ in range(count):
         take_step(session, next(shares))
     shares.close()

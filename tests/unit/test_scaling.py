@@ -75,14 +75,15 @@ def test_a_dynamic_scale_stays_within_bounds() -> None:
 def test_a_dynamic_scale_is_resumed_wherever_it_stands() -> None:
     plan = make_plan("on.loss_scale=dynamic")
     state = begin_state(plan)
-    state.scale.value.fill_(1.0)
-    state.scale.good_steps.fill_(1500)
+    state.loss_scale.value.fill_(1.0)
+    state.loss_scale.good_steps.fill_(1500)
     again = load_files(build_state(plan, init_world(plan, None)), to_files(state), "test")
-    assert float(again.scale.value) == 1
-    assert int(again.scale.good_steps) == 1500
+    assert float(again.loss_scale.value) == 1
+    assert int(again.loss_scale.good_steps) == 1500
     other = make_plan("on.loss_scale=4")
     assert (
-        float(load_files(build_state(other, init_world(other, None)), to_files(state), "test").scale.now(0) or 0) == 4
+        float(load_files(build_state(other, init_world(other, None)), to_files(state), "test").loss_scale.now(0) or 0)
+        == 4
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from conftest import make_plan
+from conftest import make_plan, make_session
 from paceline import checkpoint
 from paceline.errors import DataError, UserError
 from paceline.model.branches import Auxiliary
@@ -21,10 +21,9 @@ from paceline.model.layers import Head
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
 from paceline.model.pretrained import adopt, take
-from paceline.record import Run
 from paceline.settings.data import DataFacts
+from paceline.training.restore import restore_newest
 from paceline.training.save import to_files
-from paceline.training.session import take_up
 from paceline.training.state import State, build_state, initialize_state
 from paceline.world import World
 
@@ -366,8 +365,8 @@ def test_too_few_or_too_many_foreign_tensors_are_one_line(tmp_path: Path) -> Non
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_run_that_keeps_an_average_passes_that_on(tmp_path: Path, precision: str) -> None:
     theirs = trained("ema.decay=0.9", f"on.precision={precision}", f"on.weights={precision}")
-    assert theirs.average is not None
-    for row in theirs.average.tensors().values():
+    assert theirs.ema is not None
+    for row in theirs.ema.tensors().values():
         row.fill_(0.75)
     checkpoint.write(tmp_path / "checkpoints", theirs.step, to_files(theirs))
     plan = make_plan(words_from(tmp_path))
@@ -380,18 +379,20 @@ def test_a_run_that_started_from_weights_is_resumed_without_them(tmp_path: Path)
     theirs = tensors_of(trained())
     torch.save(theirs, tmp_path / "weights.pth")
     plan = make_plan(words_from(tmp_path / "weights.pth"))
-    first = Run(tmp_path / "run", "own")
-    started = take_up(plan, WORLD, first)
+    first = make_session(plan, tmp_path / "run", "own")
+    restore_newest(first)
+    started = first.state
     assert same(tensors_of(started), theirs)
-    assert f"init.from {tmp_path}/weights.pth: 37 tensors taken over" in (tmp_path / "run" / "log.txt").read_text()
+    assert f"init.from {tmp_path}/weights.pth: 37 tensors taken over" in first.run.rows()[0]["text"]
     started.network.module.state_dict()["head.dense.bias"].fill_(9)
     started.step = 1
-    checkpoint.write(first.checkpoints, 1, to_files(started))
-    first.close()
+    checkpoint.write(first.run.checkpoints, 1, to_files(started))
+    first.run.close()
     (tmp_path / "weights.pth").unlink()
-    again = Run(tmp_path / "run", "own")
-    resumed = take_up(plan, WORLD, again)
-    again.close()
+    again = make_session(plan, tmp_path / "run", "own", state=build_state(plan, WORLD))
+    restore_newest(again)
+    again.run.close()
+    resumed = again.state
     assert resumed.step == 1
     assert same(tensors_of(resumed), tensors_of(started))
-    assert (tmp_path / "run" / "log.txt").read_text().count("init.from") == 1
+    assert len(again.run.rows()) == 1

@@ -74,7 +74,7 @@ def test_a_trial_leaves_frozen_blocks_where_they_began_and_moves_the_others(tune
     state = build_state(plan, World(torch.device("cpu")))
     initialize_state(state, plan)
     start = state.network.module.state_dict()
-    moved = {name for name, value in start.items() if not torch.equal(value, tuned.tensors[name])}
+    moved = {name for name, value in start.items() if not torch.equal(value, tuned.tensors[f"network.{name}"])}
     kept = {name for name in start if name.startswith(STILL)}
     kept |= {name for name in start if name.startswith("top.") and "running_" not in name}  # its factor is 0
     assert moved == start.keys() - kept

@@ -80,4 +80,4 @@ def test_a_killed_run_goes_on_exactly_on_the_same_layout_and_to_rounding_on_anot
 def test_another_seed_is_another_run(tmp_path: Path, whole: Outcome) -> None:
     other = run(tmp_path, "on.micro_batch=16", "seed=1")
     assert compare_outcomes(whole, other)["weights"] > 0.1
-    assert not torch.equal(whole.tensors["stem.conv.weight"], other.tensors["stem.conv.weight"])
+    assert not torch.equal(whole.tensors["network.stem.conv.weight"], other.tensors["network.stem.conv.weight"])

@@ -16,8 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import make_plan, make_recipe
-from paceline.data.load.loader import open_loader
+from conftest import make_plan, make_recipe, make_session
 from paceline.model.network import Carried, Network, recomputing
 from paceline.model.tables import MEMBERS, smallest_side
 from paceline.planning import Plan
@@ -32,7 +31,7 @@ from paceline.settings.model import (
     ResNet,
     ResNeXt,
 )
-from paceline.training.evaluate import evaluate
+from paceline.training.evaluate import evaluate_network
 from paceline.training.state import State, build_state
 from paceline.training.step import take_step
 from paceline.training.trials import Trial, compare_outcomes
@@ -141,16 +140,16 @@ every_network = pytest.mark.parametrize(
 def test_it_trains_a_step_and_validates(built: Built) -> None:
     plan, state = built.plan, built.state
     before = {name: tensor.clone() for name, tensor in built.network.state_dict().items()}
-    loader = open_loader(plan, None, 0, WORLD.device)
-    with closing(loader.training(0)) as shares:
+    session = make_session(plan, state=state)
+    with closing(session.loader.training(0)) as shares:
         take_step(session, next(shares))
     assert not state.bad_steps()
-    assert 0 < state.last[0] / IMAGES < 100
+    assert 0 < state.last_sums[0] / IMAGES < 100
     for name, tensor in built.network.state_dict().items():
         # The gradient of a shift before a norm is zero, so only tables of weights and the statistics must move.
         if tensor.dim() > 1 or "running_" in name:
             assert not torch.equal(tensor, before[name]), name
-    row = evaluate(plan, WORLD, state.network, loader)
+    row = evaluate_network(session)
     assert row["images"] == 3
     assert 0 < row["loss"] < 100
 

@@ -17,7 +17,7 @@ from paceline.model.whole import TALLY, Whole, exact
 from paceline.optim.averages import Average
 from paceline.optim.build import Optimizer, build_optimizer
 from paceline.planning import Plan
-from paceline.settings.model import Outside
+from paceline.settings.model import External
 from paceline.training.loss_scale import LossScale
 from paceline.world import World
 
@@ -93,7 +93,7 @@ def build_state(plan: Plan, world: World) -> State:
 def initialize_state(state: State, plan: Plan) -> Adoption | None:
     """Set initial weights, the same on every replica and placement; gives what became of weights from elsewhere."""
     recipe, module = plan.recipe, state.network.module
-    if not isinstance(recipe.model, Outside):  # a network of another package starts as that package says
+    if not isinstance(recipe.model, External):  # a network of another package starts as that package says
         initialize(module, published(recipe.init, recipe.model), recipe.seed)
     return adopt(module, recipe.init.from_, plan.facts) if recipe.init.from_ else None
 

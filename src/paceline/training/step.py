@@ -26,7 +26,7 @@ def device_step(session: Session, batches: list[MicroBatch], scale: Tensor | Non
     """Forward, backward, exchange and update; gives the flag of a bad step, which changes nothing."""
     state, network, inputs = session.state, session.state.network, session.inputs
     sums = network.learn(batches, scale)  # leaves gradients, summed over images and times the scale
-    norm_sums, sums = network.share(session.world, sums)
+    norm_sums, sums = network.all_reduce(session.world, sums)
     bad = network.bad(norm_sums)
     divisor = network.divisor if scale is None else network.divisor * scale
     state.optimizer.step(float(inputs.lr), divisor, bad, int(inputs.index))
