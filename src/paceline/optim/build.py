@@ -19,7 +19,7 @@ from paceline.optim.rmsprop import RmsPropRule
 from paceline.optim.rule import Part, Rule, Ruled
 from paceline.optim.sgd import Descent, DescentRule
 from paceline.planning import Plan
-from paceline.settings.optimizer import AdamW, Clip, Lamb, Larc, Lars, Momentum, Muon, RmsProp, Sgd, WeightDecay
+from paceline.settings.optimizer import AdamW, Clip, Lamb, Larc, Lars, Muon, RmsProp, Sgd, WeightDecay
 
 
 class Optimizer(Protocol):
@@ -45,9 +45,8 @@ def build_optimizer(
     they are called: the word norm in a recipe means these too."""
     named = {name: p for name, p in parameters if p.requires_grad}
     groups, settings, bounds = group(plan, named, norms), plan.recipe.optimizer, plan.recipe.clip
-    if isinstance(settings, Sgd | Momentum) and bounds == Clip() and all(map(Descent.fits, named.values())):
-        rule = _descent(settings)
-        return Descent(groups, rule.momentum, rule.nesterov)
+    if isinstance(settings, Sgd) and bounds == Clip() and all(map(Descent.fits, named.values())):
+        return Descent(groups, settings.momentum, settings.nesterov)
     last = head(plan, named)
     pairs = ruled(plan, groups, norms, last)
     parts = [Part(some, rule, rounding(plan, some)) for some, rule in pairs if some.parameters]
@@ -67,8 +66,8 @@ def ruled(plan: Plan, groups: list[Group], norms: Set[str], head: Set[str]) -> I
     settings = plan.recipe.optimizer
     for whole in groups:
         match settings:
-            case Sgd() | Momentum():
-                yield whole, _descent(settings)
+            case Sgd():
+                yield whole, DescentRule(settings.momentum, settings.nesterov)
             case RmsProp():
                 yield whole, RmsPropRule(settings)
             case Lars():
@@ -112,12 +111,6 @@ def head(plan: Plan, named: dict[str, nn.Parameter]) -> set[str]:
     """The weights that decide between classes: the last matrix of the last block, where it trains here."""
     last = plan.network.blocks[-1:]
     return set([name for name, p in named.items() if p.dim() == 2 and name.partition(".")[0] in last][-1:])
-
-
-def _descent(settings: Sgd | Momentum) -> DescentRule:
-    if isinstance(settings, Sgd):
-        return DescentRule(momentum=0.0, nesterov=False)
-    return DescentRule(settings.momentum, settings.nesterov)
 
 
 def _skips(settings: WeightDecay | Lars, name: str, parameter: Tensor, norms: Set[str]) -> bool:
