@@ -22,15 +22,15 @@ def take_step(session: Session, batches: list[MicroBatch]) -> None:
         state.ema.move(state.step, bad)
 
 
-def device_step(session: Session, batches: list[MicroBatch], scale: Tensor | None) -> Tensor:
+def device_step(session: Session, batches: list[MicroBatch], scale: Tensor) -> Tensor:
     """Forward, backward, exchange and update; gives the flag of a bad step, which changes nothing."""
     state, network, inputs = session.state, session.state.network, session.inputs
     sums = network.learn(batches, scale)  # leaves gradients, summed over images and times the scale
     norm_sums, sums = network.all_reduce(session.world, sums)
     bad = network.bad(norm_sums)
-    divisor = network.divisor if scale is None else network.divisor * scale
-    state.optimizer.step(float(inputs.lr), divisor, bad, int(inputs.index))
-    state.loss_scale.heed(bad)
+    divisor = scale.to(inputs.lr.dtype) * session.plan.global_batch
+    state.optimizer.step(inputs.lr, divisor, bad, inputs.index)
+    state.loss_scale.update(bad)
     network.statistics.settle(norm_sums, session.plan.norm_total, bad)
     state.last_sums.copy_(sums)
     state.sums += state.last_sums
