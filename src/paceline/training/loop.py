@@ -61,13 +61,13 @@ def update(plan: Plan, world: World, state: State, share: list[MicroBatch], wish
     """One optimizer step over this replica's share of the global batch."""
     network = state.network
     scale = state.scale.now(state.step)
-    tally = network.learn(share, scale)  # forward and backward, leaving summed gradients
+    tally = network.forward_backward(share, scale)  # forward and backward, leaving summed gradients
     sums, tally, heard = network.share(world, tally, wishes.ask(tally.dtype))  # added up over the replicas
-    bad = network.bad(sums)  # decided on the device: a step that is not finite changes nothing
+    bad = network.non_finite(sums)  # decided on the device: a step that is not finite changes nothing
     divisor = network.divisor if scale is None else network.divisor * scale
     state.optimizer.step(schedule.lr(plan, state.step), divisor, bad, state.step)
     state.scale.heed(bad)
-    network.statistics.settle(sums, plan.norm_total, bad)
+    network.statistics.update(sums, plan.norm_total, bad)
     state.last.copy_(tally)
     state.tally += state.last
     wishes.hear(heard)
