@@ -32,7 +32,7 @@ EVERYTHING = (
     "augment.policy={name: randaugment, layers: 3, form: tensorflow, sampling: bilinear}",
     "augment.color={brightness: 0.1, saturation: [0.5, 1.5], hue: 0.2, contrast: [0.5, 1.5]}",
     "augment.side={0%: 6, 50%: 8}",
-    "augment.erase.chance=0.5",
+    "augment.erase.probability=0.5",
     "augment.cutout=3",
     "mix.mixup=0.5",
     "mix.cutmix=beta",
@@ -93,7 +93,7 @@ def test_without_augmentation_training_sees_what_validation_sees() -> None:
 def test_validation_images_are_never_changed() -> None:
     judged = []
     for words in ((), EVERYTHING):
-        plan = make_plan("on.precision=64.64", *words)
+        plan = make_plan("on.precision=fp64", *words)
         whole = Whole(plan, World(CPU))
         initialize(whole.module, published(plan.recipe.init, plan.recipe.model), plan.recipe.seed)
         loader = open_loader(plan, None, 0, CPU)
@@ -168,7 +168,7 @@ def test_colors_are_drawn_within_their_ranges_and_both_orders_as_often() -> None
 
 
 def test_erased_boxes_have_the_wanted_area_and_shape_and_lie_inside() -> None:
-    recipe = make_recipe("augment.erase={chance: 0.25, area: [0.1, 0.4], aspect: [0.5, 2]}")
+    recipe = make_recipe("augment.erase={probability: 0.25, area: [0.1, 0.4], aspect: [0.5, 2]}")
     side = 100
     top, left, bottom, right = crop.boxes(recipe, positions(20_000), side)[:4]
     height, width = bottom - top, right - left
@@ -186,7 +186,7 @@ def test_erased_boxes_have_the_wanted_area_and_shape_and_lie_inside() -> None:
 
 
 def test_a_box_that_never_fits_erases_nothing() -> None:
-    recipe = make_recipe("augment.erase={chance: 1, area: [1, 1], aspect: [1, 1]}")
+    recipe = make_recipe("augment.erase={probability: 1, area: [1, 1], aspect: [1, 1]}")
     assert not crop.boxes(recipe, positions(100), 32)[:4].any()
 
 
@@ -202,7 +202,7 @@ def test_cutout_is_centered_on_every_pixel_alike_and_cut_at_the_border() -> None
 
 
 def test_boxes_become_zero_after_normalization_and_nothing_else_changes() -> None:
-    words = ("augment.erase.chance=0.7", "augment.cutout=3")
+    words = ("augment.erase.probability=0.7", "augment.cutout=3")
     given = pictures(32)
     made, plain = pixels(*words).changed(given, 64), pixels().plain(given)
     edges = crop.boxes(make_recipe(*words), np.arange(64, 96, dtype=np.int64), SIDE).astype(int)
@@ -284,7 +284,7 @@ def test_plans_refuse_what_the_images_cannot_have(words: tuple[str, ...], messag
 
 
 def test_gray_images_may_be_erased_cut_out_and_made_smaller() -> None:
-    plan = make_plan(*GRAY, "augment.erase.chance=1", "augment.cutout=2", "augment.side={0%: 6}")
+    plan = make_plan(*GRAY, "augment.erase.probability=1", "augment.cutout=2", "augment.side={0%: 6}")
     made = Pixels(plan, CPU, torch.float32).changed(pictures(4)[:, :1], 0)
     assert made.shape == (4, 1, 6, 6)
 

@@ -36,20 +36,20 @@ def training_boxes(
     """For each position of the endless list, top, left, height and width (pixels) of the box that is resized.
 
     `rows` are those of the index for the images that stand there, and `objects` their table's objects; both are needed
-    only where the crop has an `object_share`.
+    only where the crop has an `object_fraction`.
     """
     key = keyed.key(seed, "crop box")
     positions = np.asarray(positions, np.int64)
     widths, heights = (np.maximum(np.asarray(sizes, np.int64), 1) for sizes in (widths, heights))
     boxes = _after_the_last_try(crop, widths, heights)
     rest, tried, together = np.arange(len(positions)), 0, 1
-    draw = _torch_boxes if crop.spread == "logarithmic" else _tensorflow_boxes
+    draw = _torch_boxes if crop.distribution == "logarithmic" else _tensorflow_boxes
     while len(rest) and tried < crop.tries:
         numbers = np.arange(tried, min(tried + together, crop.tries))
         words = keyed.words(key, positions[rest, None], numbers)
         drawn, good = draw(crop, words, widths[rest, None], heights[rest, None])
-        if crop.object_share > 0 and rows is not None and objects is not None:
-            good &= _hold_objects(crop.object_share, drawn, rows[rest], objects, widths[rest], heights[rest])
+        if crop.object_fraction > 0 and rows is not None and objects is not None:
+            good &= _hold_objects(crop.object_fraction, drawn, rows[rest], objects, widths[rest], heights[rest])
         found = good.any(axis=1)
         boxes[rest[found]] = drawn[:, found, good.argmax(axis=1)[found]].T
         rest, tried, together = rest[~found], tried + len(numbers), min(4 * together, TRIES_AT_ONCE)
@@ -64,7 +64,7 @@ def evaluation_boxes(how: Center | Squash, side: int, widths: Whole, heights: Wh
     """
     sizes = np.maximum(np.stack([heights, widths]).astype(np.int64), 1)
     if isinstance(how, Squash):
-        length = sizes * how.share
+        length = sizes * how.fraction
         return np.concatenate([(sizes - length) / 2, length]).T
     short = max(how.shorter(side), side)
     resized = short * sizes // sizes.min(axis=0)

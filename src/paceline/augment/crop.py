@@ -82,7 +82,7 @@ def _erased(recipe: Recipe, positions: Whole, side: int) -> Whole:
     erase = recipe.augment.erase
     edges = np.zeros((4, len(positions)), np.int64)
     key = keyed.key(recipe.seed, "erase")
-    rest = np.flatnonzero(keyed.uniforms(*keyed.words(key, positions)[:2]) < erase.chance)
+    rest = np.flatnonzero(keyed.uniforms(*keyed.words(key, positions)[:2]) < erase.probability)
     shortest, longest = np.log(erase.aspect)
     for attempt in range(1, ATTEMPTS + 1):
         sizes, shapes, down, right = keyed.words(key, positions[rest], attempt)

@@ -29,9 +29,9 @@ def draw(recipe: Recipe, positions: Positions, side: int) -> Numbers:
     if mix.cutmix is not None:
         kept = _kept(recipe.seed, mix.cutmix, positions)
         chance, where, *_ = keyed.words(keyed.key(recipe.seed, "mix chance"), positions)
-        kept = np.where(_share(chance) < mix.cutmix_chance, kept, 1.0)
-        if mix.switch is not None:  # one of the two for each image
-            cuts = _share(where) < mix.switch
+        kept = np.where(_share(chance) < mix.cutmix_probability, kept, 1.0)
+        if mix.switch_probability is not None:  # one of the two for each image
+            cuts = _share(where) < mix.switch_probability
             own, kept = np.where(cuts, 1.0, own), np.where(cuts, kept, 1.0)
     return np.stack([own, *_boxes(recipe.seed, positions, kept, side)])
 

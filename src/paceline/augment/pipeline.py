@@ -53,7 +53,7 @@ class Pixels:
         if side != pictures.shape[2]:
             pictures = F.interpolate(pictures.to(self._dtype), (side, side), mode="bilinear", antialias=True)
         images = self.plain(pictures)
-        if wanted.erase.chance or wanted.cutout:
+        if wanted.erase.probability or wanted.cutout:
             edges = self._put(crop.boxes(recipe, positions, side))
             empty = inside(edges[:4], images) | inside(edges[4:], images)
             images = torch.where(empty, 0, images)

@@ -139,7 +139,7 @@ def _rows(policy: Policy) -> list[list[Entry]]:
             [(operation, chance, min(1, level / most)) for operation, chance, level in column] for column in columns
         ]
     return [
-        [(operation, policy.chance, policy.magnitude / 10) for operation in OPERATIONS[policy.form]]
+        [(operation, policy.probability, policy.magnitude / 10) for operation in OPERATIONS[policy.form]]
     ] * policy.layers
 
 
@@ -151,9 +151,9 @@ def _layer(
     down, right, *_ = keyed.words(keyed.key(seed, "policy cutout"), positions, index)
     happens = keyed.uniforms(high, low) < np.array([chance for _, chance, _ in row])[chosen]
     shares = np.array([share for *_, share in row])[chosen]
-    if isinstance(policy, RandAugment) and policy.spread:
+    if isinstance(policy, RandAugment) and policy.magnitude_std:
         first, second, *_ = keyed.words(keyed.key(seed, "policy spread"), positions, index)
-        shares = np.clip(shares + policy.spread / 10 * keyed.normals_of(first, second), 0, 1)
+        shares = np.clip(shares + policy.magnitude_std / 10 * keyed.normals_of(first, second), 0, 1)
     signs = 1 - 2 * (sign >> 31).astype(np.float64)
     kinds = np.zeros(len(positions), np.int64)
     numbers = np.zeros((NUMBERS, len(positions)), np.int64)

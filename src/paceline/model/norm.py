@@ -35,11 +35,11 @@ class SharedStatistics(Protocol):
 
     count: int
 
-    def gather(self, values: Tensor) -> Tensor:
+    def all_gather(self, values: Tensor) -> Tensor:
         """Everybody's values, stacked in replica order."""
         ...
 
-    def sum(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         """The sum of everybody's values."""
         ...
 
@@ -208,7 +208,7 @@ class _SharedNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, shared: SharedStatistics) -> Any:
         wide = x.to(weight.dtype)
         var, mean = torch.var_mean(wide, dim=(0, 2, 3), correction=0)
-        everyone = shared.gather(torch.stack([mean, var]))
+        everyone = shared.all_gather(torch.stack([mean, var]))
         means, variances = everyone[:, 0], everyone[:, 1]
         mean = means.mean(0)
         var = variances.mean(0) + (means - mean).square().mean(0)
@@ -228,7 +228,7 @@ class _SharedNorm(torch.autograd.Function):
         dy = gradients[0].to(weight.dtype)
         normal = (x.to(weight.dtype) - _per_channel(mean)) * _per_channel(inverse)
         own = torch.stack([dy.sum((0, 2, 3)), (dy * normal).sum((0, 2, 3))])
-        total = ctx.shared.sum(own.clone()) / ctx.images
+        total = ctx.shared.all_reduce(own.clone()) / ctx.images
         dx = (dy - _per_channel(total[0]) - normal * _per_channel(total[1])) * _per_channel(weight * inverse)
         return dx.to(x.dtype), own[1], own[0], None, None
 

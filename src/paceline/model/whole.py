@@ -35,14 +35,14 @@ class Whole:
 
     def __init__(self, plan: Plan, world: World) -> None:
         self.plan, self.device = plan, world.device
-        self.dtype = torch.float64 if plan.placement.precision == "64.64" else torch.float32
+        self.dtype = torch.float64 if plan.placement.precision == "fp64" else torch.float32
         module = build_network(plan.recipe, plan.facts)
         self.module = module.to(world.device, self.dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.half = torch.float16 if plan.placement.precision.startswith("fp16") else torch.bfloat16
-        if plan.placement.precision.endswith("16.16"):
+        self.half = torch.float16 if plan.placement.precision == "fp16" else torch.bfloat16
+        if plan.placement.weights in ("bf16", "fp16"):
             self._halve_weights()
         self.module.freeze(plan.frozen)
-        shared = world.neighbors(plan.norm_replicas)
+        shared = world.subgroup(plan.norm_replicas)
         self.statistics = Statistics(self.module, plan.rounds, plan.norm_groups, shared)
         self.masks = DropoutMasks(self.module, plan.recipe.seed, self.dtype)
         self._one = torch.ones((), device=world.device)
@@ -82,23 +82,22 @@ class Whole:
         for index, batch in enumerate(batches):
             self._class_scores(self._mixed(batch)[0], self._pass(index, batch))
 
-    def share(self, world: World, tally: Tensor, wishes: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Add up gradients, norm sums, tally and wishes over the replicas in one exchange."""
+    def all_reduce(self, world: World, tally: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum gradients, norm sums and the tally over the replicas."""
         sums = self.statistics.collect()
         if world.replicas == 1:
-            return sums, tally, wishes
-        assert wishes is not None
+            return sums, tally
         for parameter in self.parameters:
             if parameter.grad is None:  # no micro-batch in the last round: this replica adds zeros
                 parameter.grad = torch.zeros_like(parameter, dtype=self.dtype)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        tail = [sums, tally, wishes]
-        row = world.sum(torch.cat([g.reshape(-1) for g in gradients] + tail))
+        tail = [sums, tally]
+        row = world.all_reduce(torch.cat([g.reshape(-1) for g in gradients] + tail))
         pieces = list(row.split([g.numel() for g in gradients] + [len(t) for t in tail]))
-        wishes, tally, sums = pieces.pop(), pieces.pop(), pieces.pop()
+        tally, sums = pieces.pop(), pieces.pop()
         shaped = [piece.view(g.shape) for piece, g in zip(pieces, gradients, strict=True)]
         torch._foreach_copy_(gradients, shaped)
-        return sums, tally, wishes
+        return sums, tally
 
     def checksum(self) -> Tensor:
         """A checksum of the bits of all weights that train."""
@@ -123,7 +122,7 @@ class Whole:
         if self.module.training:
             self.module.eval()
         (scores,) = self._class_scores(images, None)
-        if self.plan.recipe.evaluate.mirror:
+        if self.plan.recipe.evaluate.flip:
             scores = (scores + self._class_scores(images.flip(3), None)[0]) / 2
         return scores
 
@@ -169,7 +168,7 @@ class Whole:
         return [scores.to(self.dtype) for scores in ((output,) if isinstance(output, Tensor) else output)]
 
     def _autocast(self) -> AbstractContextManager[object]:
-        half = self.plan.placement.precision.removeprefix("fp").startswith("16")
+        half = self.plan.placement.precision in ("bf16", "fp16")
         return torch.autocast(self.device.type, self.half, enabled=half)
 
 

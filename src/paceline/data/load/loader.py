@@ -38,7 +38,7 @@ def open_loader(plan: Plan, folder: Path | None, replica: int, device: torch.dev
     if plan.data.name == "synthetic":
         return Synthetic(plan, source, replica, device)
     splits = (source.training, source.validation)
-    whole = plan.placement.resident and all(split.count == len(split.pictures) for split in splits)
+    whole = plan.placement.data_on_device and all(split.count == len(split.pictures) for split in splits)
     return Resident(plan, source, replica, device) if whole else Host(plan, source, replica, device)
 
 
@@ -97,8 +97,7 @@ class Host:
 
     def __init__(self, plan: Plan, source: Source, replica: int, device: torch.device) -> None:
         self._plan, self._source, self._replica, self._device = plan, source, replica, device
-        assert isinstance(plan.placement.loader_threads, int)
-        self._threads = plan.placement.loader_threads
+        self._threads = plan.placement.loader_workers
 
     def training(self, start: int) -> Shares:
         """Each micro-batch is one thread's piece of work; steps come in order whoever finishes first."""
