@@ -46,7 +46,6 @@ class Whole:
         self.statistics = Statistics(self.module, plan.rounds, plan.norm_groups, shared)
         self.masks = DropoutMasks(self.module, plan.recipe.seed, self.dtype)
         self._one = torch.ones((), device=world.device)
-        self.divisor = torch.tensor(float(plan.global_batch), device=world.device)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         forward = recomputing(self.module.cut(plan.recomputed)) if plan.recomputed else self.module
         self._forward: Callable[..., Any] = torch.compile(forward) if plan.placement.compile else forward
