@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from conftest import Paceline, make_plan
-from paceline.augment.pipeline import Pixels
+from paceline.augment.pipeline import Augmentation, draw
 from paceline.command import data_check, data_show
 from paceline.data.load.files import Stream
 from paceline.data.load.image_files import Quarantine, open_splits
@@ -168,7 +168,9 @@ def as_trained(plan: Any, folder: Path, position: int) -> Any:
     loader = Stream(plan, partial(open_splits, plan, plan.data, folder), 0, torch.device("cpu"), Quarantine(None, 99))
     with closing(loader), closing(loader.training(position // 8)) as shares:
         (batch,) = next(shares)
-    changed = Pixels(plan, torch.device("cpu"), torch.float64).changed(batch.images, batch.first)[position % 8]
+    draws = draw(plan, np.arange(batch.first, batch.first + 8), torch.device("cpu"))
+    augment = Augmentation(plan, torch.device("cpu"))
+    changed = augment(augment.prepare(batch.images, draws), batch.labels, draws)[0][position % 8]
     mean, spread = (
         torch.tensor(values, dtype=torch.float64).view(3, 1, 1) for values in (plan.data.mean, plan.data.std)
     )

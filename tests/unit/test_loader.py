@@ -13,15 +13,12 @@ from numpy.typing import NDArray
 
 from conftest import make_plan
 from paceline import keyed
-from paceline.augment import crop
 from paceline.data.load import loader
 from paceline.data.load.arrays import Source, Split, open_source
 from paceline.data.load.batches import AHEAD, Loader, MicroBatch, ahead
 from paceline.data.load.loader import Host, Resident, Synthetic, open_loader
 from paceline.data.load.order import share, training_order
 from paceline.planning import Plan
-from paceline.settings.augment import Augment
-from paceline.settings.recipe import Recipe
 
 CPU = torch.device("cpu")
 SIDE, TRAINING, VALIDATION = 8, 96, 37
@@ -60,11 +57,6 @@ def naive(plan: Plan, position: int) -> tuple[NDArray[np.uint8], int]:
         if begins == (position // plan.epoch_images % 2 == 0):
             cut = cut[:, ::-1]
     return cut, int(SOURCE.training.labels[number])
-
-
-def moved(recipe: Recipe, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The moves of positions, where it does not matter which images stand there."""
-    return crop.draw(recipe, positions, positions, positions * 0)
 
 
 def pixels_of(batch: MicroBatch) -> NDArray[np.uint8]:
@@ -160,35 +152,6 @@ def test_validation_images_come_once_and_unchanged(kind: type[Host], replicas: i
     assert found == {p.tobytes(): int(n) for p, n in zip(split.pictures, split.labels, strict=True)}
 
 
-def test_crops_of_arrays_and_tensors_have_the_same_pixels() -> None:
-    recipe = make_plan("augment.pad=4").recipe
-    wide = crop.widen(SOURCE.training.pictures, recipe.augment)
-    numbers, moves = np.arange(40, 0, -1), moved(recipe, np.arange(1000, 1040, dtype=np.int64))
-    host = crop.crop(wide, numbers, moves, np.arange(SIDE))
-    device = crop.crop(*(torch.tensor(x) for x in (wide, numbers, moves, np.arange(SIDE))))
-    assert np.array_equal(host, device.numpy())
-
-
-def test_moves_reach_every_corner_evenly_and_mirror_half() -> None:
-    recipe = make_plan("augment.pad=2", "augment.flip=true").recipe
-    down, right, mirrored = moved(recipe, np.arange(20_000, dtype=np.int64))
-    counts = np.bincount(down * 5 + right, minlength=25)
-    assert counts.min() > 20_000 / 25 * 0.8
-    assert counts.max() < 20_000 / 25 * 1.2
-    assert abs(mirrored.mean() - 0.5) < 0.02
-    assert set(mirrored.tolist()) == {0, 1}
-
-
-def test_moves_depend_on_position_and_seed_alone() -> None:
-    recipe = make_plan("augment.pad=4").recipe
-    positions = np.array([7, 1, 2**40], np.int64)
-    moves = moved(recipe, positions)
-    for place, position in enumerate(positions):
-        assert np.array_equal(moved(recipe, np.array([position]))[:, 0], moves[:, place])
-    other = moved(recipe.model_copy(update={"seed": 1}), np.arange(100, dtype=np.int64))
-    assert not np.array_equal(other, moved(recipe, np.arange(100, dtype=np.int64)))
-
-
 @pytest.mark.parametrize("kind", [Resident, Host])
 def test_each_image_is_mirrored_in_every_other_epoch(kind: type[Host]) -> None:
     plan = make_plan("augment={alternate_flip: true}", "on.micro_batch=16", "epochs=4")
@@ -202,10 +165,6 @@ def test_each_image_is_mirrored_in_every_other_epoch(kind: type[Host]) -> None:
             seen[number].append(mirrored)
     assert {tuple(times) for times in seen.values()} == {(True, False) * 2, (False, True) * 2}
     assert 0.3 < np.mean([times[0] for times in seen.values()]) < 0.7
-
-
-def test_pictures_without_a_border_are_not_copied() -> None:
-    assert crop.widen(SOURCE.training.pictures, Augment()) is SOURCE.training.pictures
 
 
 @pytest.mark.parametrize(
@@ -262,7 +221,7 @@ def test_a_fault_while_images_are_prepared_comes_through_the_loader(
 ) -> None:
     plan = make_plan()
     steps = kind(plan, SOURCE, 0, CPU).training(0)
-    monkeypatch.setattr(crop, "draw", lambda *given: 1 / 0)
+    monkeypatch.setattr(loader, "draw_flips", lambda *given: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         next(steps)
 

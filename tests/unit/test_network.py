@@ -310,7 +310,7 @@ def test_chance_is_at_work_where_nothing_changes() -> None:
         made = []
         for first in (0, 0, 1000):
             whole.chances.draw(first + torch.arange(4))
-            made.append(whole._scores(whole._pixels.plain(batch.images)))
+            made.append(whole._scores(whole.augment.normalize(batch.images)))
         assert [len(scores) for scores in made] == [heads] * 3
         for one, same, other in zip(*made, strict=True):
             assert torch.equal(one, same)

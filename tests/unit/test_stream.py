@@ -31,8 +31,8 @@ from files_made import (
     trained,
 )
 from paceline import keyed
-from paceline.augment import crop
-from paceline.augment.boxes import evaluation_boxes, training_boxes
+from paceline.augment.flip import draw_flips
+from paceline.augment.resized_crop import evaluation_boxes, training_boxes
 from paceline.data.index.fingerprint import digest_of
 from paceline.data.index.image_header import look
 from paceline.data.load import image_files
@@ -62,7 +62,7 @@ def alone(plan: Plan, picture: Made, position: int, number: int, side: int) -> P
     width, height, flags = look(picture.bytes)
     place = np.array([position])
     box = training_boxes(plan.recipe.seed, plan.recipe.augment.crop, place, np.array([width]), np.array([height]))[0]
-    mirrored = crop.draw(plan.recipe, place, np.array([number]), place // plan.epoch_images)[2]
+    mirrored = draw_flips(plan.recipe, place, np.array([number]), place // plan.epoch_images)
     out = np.zeros((side, side, 3), np.uint8)
     decode_into(picture.bytes, flags, width, height, box, bool(mirrored[0]), plan.data.resize, out)
     return out

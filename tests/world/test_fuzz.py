@@ -22,7 +22,7 @@ import pytest
 from numpy.typing import NDArray
 
 from conftest import environment
-from paceline.augment.boxes import evaluation_boxes
+from paceline.augment.resized_crop import evaluation_boxes
 from paceline.data.index.image_header import look
 from paceline.data.index.scan import open_index
 from paceline.data.index.table import Flag, Table

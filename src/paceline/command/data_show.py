@@ -155,7 +155,7 @@ def picture_at(plan: Plan, folder: Path, position: int) -> Picture:
     """The training picture at a position of the endless list as the network sees it, before it is normalized."""
     import torch
 
-    from paceline.augment.pipeline import Pixels
+    from paceline.augment.pipeline import Augmentation, draw
     from paceline.data.load.files import Stream
     from paceline.data.load.image_files import Quarantine, open_splits
 
@@ -171,7 +171,8 @@ def picture_at(plan: Plan, folder: Path, position: int) -> Picture:
     )
     with closing(loader), closing(loader.training(step)) as shares:
         (batch,) = next(shares)
-    changed = Pixels(plan, device, torch.float32).changed(batch.images, batch.first)[0]
-    colors = changed + torch.tensor(data.mean).view(-1, 1, 1) * 255
+    augment, draws = Augmentation(plan, device), draw(plan, np.array([position]), device)
+    seen, *_ = augment(augment.prepare(batch.images, draws), batch.labels, draws)
+    colors = seen[0] + torch.tensor(data.mean).view(-1, 1, 1) * 255
     made: Picture = colors.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
     return made

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.augment.mix import draw
-from paceline.augment.mix_pixels import mix
-from paceline.augment.pipeline import Pixels
+from paceline.augment.pipeline import Augmentation, draw
 from paceline.data.load.batches import MicroBatch
+from paceline.device import float_dtype
 from paceline.model.build import build_network
 from paceline.model.dropout import Chances
 from paceline.model.loss import make_loss
@@ -34,7 +33,7 @@ class Whole:
 
     def __init__(self, plan: Plan, world: World) -> None:
         self.plan, self.device = plan, world.device
-        self.dtype = torch.float64 if plan.placement.precision == "64.64" else torch.float32
+        self.dtype = float_dtype(plan)
         module = build_network(plan.recipe, plan.facts)
         self.module = module.to(world.device, self.dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.half = torch.float16 if plan.placement.precision.startswith("fp16") else torch.bfloat16
@@ -53,7 +52,7 @@ class Whole:
         forward = recomputing(self.module.cut(plan.recomputed)) if plan.recomputed else self.module
         self._forward: Callable[[Tensor], Any] = torch.compile(forward) if plan.placement.compile else forward
         self._auxiliary: float = getattr(plan.recipe.model, "auxiliary", 0.0)
-        self._pixels = Pixels(plan, world.device, self.dtype)
+        self.augment = Augmentation(plan, world.device)
         self._places = torch.arange(plan.micro_batch, device=world.device)
         self._loss = make_loss(plan.recipe.loss, plan.facts.classes)
 
@@ -130,7 +129,7 @@ class Whole:
         """Loss, top-1 and top-5 hits and number of the real images of a batch, summed in float64 where there is one."""
         if self.module.training:
             self.module.eval()
-        images = self._pixels.plain(batch.images)
+        images = self.augment.normalize(batch.images)
         (scores,) = self._scores(images)
         if self.plan.recipe.evaluate.mirror:
             scores = (scores + self._scores(images.flip(3))[0]) / 2
@@ -153,13 +152,9 @@ class Whole:
     def _mixed(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Images as the recipe changes and mixes them, their labels, and the weights of the labels where there are
         several."""
-        images, recipe = self._pixels.changed(batch.images, batch.first), self.plan.recipe
-        if not recipe.mix.active:
-            return images, batch.labels, None
-        positions = np.arange(batch.first, batch.first + len(images), dtype=np.int64)
-        drawn = torch.from_numpy(draw(recipe, positions, images.shape[2]))
-        drawn = drawn.pin_memory() if self.device.type == "cuda" else drawn
-        return mix(images, batch.labels, drawn.to(self.device, self.dtype, non_blocking=True), recipe.mix.block)
+        positions = np.arange(batch.first, batch.first + len(batch.images), dtype=np.int64)
+        draws = draw(self.plan, positions, self.device).to(self.device)
+        return self.augment(self.augment.prepare(batch.images, draws), batch.labels, draws)
 
     def _scores(self, images: Tensor) -> list[Tensor]:
         """One row of class scores for each image, from the last head first."""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline import keyed, schedule
-from paceline.augment import crop
-from paceline.augment.boxes import evaluation_boxes, training_boxes
+from paceline.augment.flip import draw_flips
+from paceline.augment.resized_crop import evaluation_boxes, training_boxes
 from paceline.data.index.fingerprint import digest_of
 from paceline.data.index.table import Flag
 from paceline.data.load.batches import MicroBatch, Shares, ahead, endless, filled_up
@@ -270,7 +270,7 @@ class TrainingCuts:
         boxes = training_boxes(
             recipe.seed, recipe.augment.crop, positions, *_sizes(self.plan, rows), rows, table.objects
         )
-        mirrored = crop.draw(recipe, positions, numbers, self.order.epochs(positions))[2]
+        mirrored = draw_flips(recipe, positions, numbers, self.order.epochs(positions))
         return boxes, mirrored.astype(bool)
 
 

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.augment import crop
+from paceline.augment.crop import center_offsets, crop, draw_offsets, pad
+from paceline.augment.flip import draw_flips
 from paceline.data.load.arrays import Source, Split, open_source
 from paceline.data.load.batches import Loader, MicroBatch, Shares, ahead, endless, filled_up, pinned
 from paceline.data.load.files import Stream
@@ -51,7 +52,7 @@ class Resident:
         self._steps = torch.arange(plan.facts.side, device=device)
 
     def _put(self, split: Split) -> tuple[Tensor, Tensor]:
-        wide = crop.widen(split.pictures, self._plan.recipe.augment)
+        wide = pad(split.pictures, self._plan.recipe.augment)
         return torch.tensor(wide, device=self._device), torch.tensor(split.labels, device=self._device)
 
     def training(self, start: int) -> Shares:
@@ -66,8 +67,9 @@ class Resident:
             parts = [part for step in range(begin, begin + steps) for part in share(plan, step, self._replica)]
             positions = np.concatenate(parts) if parts else np.empty(0, np.int64)
             images = order.images(positions)
-            moves = crop.draw(plan.recipe, positions, images, order.epochs(positions))
-            return pinned(np.vstack([images, moves]), self._device), [int(part[0]) for part in parts]
+            offsets = draw_offsets(plan.recipe, positions)
+            flipped = draw_flips(plan.recipe, positions, images, order.epochs(positions))
+            return pinned(np.vstack([images, offsets, flipped]), self._device), [int(part[0]) for part in parts]
 
         with closing(ahead(endless(prepare, 0))) as chunks:
             for numbers, firsts in chunks:
@@ -82,13 +84,14 @@ class Resident:
         """Every image once; the last batch is padded to keep one shape, and says how many are real."""
         for numbers in judged(self._plan, self._replica):
             whole = filled_up(numbers, self._plan.evaluation_batch)
-            moves = crop.still(self._plan.recipe.augment, len(whole))
-            yield MicroBatch(*self._cut(1, pinned(np.vstack([whole, moves]), self._device)), len(numbers))
+            offsets = center_offsets(self._plan.recipe.augment, len(whole))
+            drawn = np.vstack([whole, offsets, np.zeros_like(whole)])
+            yield MicroBatch(*self._cut(1, pinned(drawn, self._device)), len(numbers))
 
     def _cut(self, which: int, numbers: Tensor) -> tuple[Tensor, Tensor]:
         wide, labels = self._sets[which]
-        chosen, *moves = numbers.to(self._device, non_blocking=True)
-        images: Tensor = crop.crop(wide, chosen, moves, self._steps)
+        chosen, *offsets, flipped = numbers.to(self._device, non_blocking=True)
+        images: Tensor = crop(wide, chosen, offsets, flipped, self._steps)
         return images.permute(0, 3, 1, 2), labels[chosen]
 
 
@@ -106,9 +109,9 @@ class Host:
         steps = np.arange(self._plan.facts.side)
 
         def prepare(positions: Positions, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor, int]:
-            wide = crop.widen(split.take(numbers), recipe.augment)
-            moves = crop.draw(recipe, positions, numbers, order.epochs(positions))
-            images = crop.crop(wide, np.arange(len(wide)), moves, steps)
+            wide = pad(split.take(numbers), recipe.augment)
+            flipped = draw_flips(recipe, positions, numbers, order.epochs(positions))
+            images = crop(wide, np.arange(len(wide)), draw_offsets(recipe, positions), flipped, steps)
             labels = split.labels_of(numbers)
             return pinned(images, self._device), pinned(labels, self._device), int(positions[0])
 
