@@ -32,7 +32,7 @@ from paceline.sink import Sink
 from paceline.training.loop import train
 from paceline.training.requests import Signals, Wishes
 from paceline.training.session import settle_torch, take_up
-from paceline.world import join
+from paceline.world import init_world
 
 
 class BareUnit(nn.Module):
@@ -158,7 +158,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         "benchmark", recipe, build.build(Placement, build.Tree(placement)), None, build.Tree(), build.Tree()
     ).plan
     settle_torch(plan)
-    world = join(plan, None)
+    world = init_world(plan, None)
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder), writer=True)
         turns = Turns(Bare(plan, options.model, world.device), options.steps)

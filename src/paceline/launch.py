@@ -25,7 +25,7 @@ class Launch:
     address: str
     port: int
     store_is_there: bool
-    """The launcher keeps the meeting place itself; otherwise process 0 opens it."""
+    """Whether the launcher serves the rendezvous itself; otherwise process 0 does."""
     attempt: str = "0"
 
 

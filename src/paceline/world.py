@@ -1,4 +1,4 @@
-"""Processes and what they say to each other; the only user of torch.distributed."""
+"""Processes and collectives: the only user of torch.distributed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,84 +26,86 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from paceline.errors import INTERRUPTED, Broken
 from paceline.launch import OURS, Launch
 from paceline.planning import Plan
+from paceline.settings.placement import keys as placement_keys
+
+T = TypeVar("T")
 
 
 @dataclass
 class World:
-    """This replica among all: alone unless a launcher started several."""
+    """This replica among all replicas of the run; alone unless a launcher started several."""
 
     device: torch.device
     replica: int = 0
     replicas: int = 1
     store: Any = None
     timeout: timedelta | None = None
+    host_group: Any = None
+    """All replicas over gloo, for small messages that must not wait for the device."""
 
     @property
     def first(self) -> bool:
-        """Whether this is the replica that writes and speaks."""
+        """Whether this is the replica that writes files and prints."""
         return self.replica == 0
 
-    def sum(self, values: Tensor) -> Tensor:
-        """Add up `values` over all replicas, in place."""
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """Sum `values` over all replicas, in place."""
         if self.replicas > 1:
-            self._together(lambda: dist.all_reduce(values))
+            self._checked(dist.all_reduce, values)
         return values
 
-    def spread(self, tensors: Sequence[Tensor]) -> None:
-        """Give every replica the first one's values, in place."""
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Copy the first replica's values to every replica, in place."""
         if self.replicas > 1:
             for tensor in tensors:
-                whole = tensor.contiguous()
-                self._together(lambda row=whole: dist.broadcast(row, 0))
-                tensor.copy_(whole)
+                row = tensor.contiguous()
+                self._checked(dist.broadcast, row, 0)
+                tensor.copy_(row)
 
-    def agree(self, numbers: list[int]) -> list[int]:
-        """The first replica's list of whole numbers, on every replica."""
+    def broadcast_object(self, value: T) -> T:
+        """Return the first replica's value, which can be anything that pickles, on every replica."""
         if self.replicas == 1:
-            return numbers
-        count = torch.tensor([len(numbers)], device=self.device)
-        self.spread([count])
-        listed = torch.zeros(int(count), dtype=torch.int64, device=self.device)
-        if self.first:
-            listed.copy_(torch.tensor(numbers))
-        self.spread([listed])
-        return [int(number) for number in listed.tolist()]
+            return value
+        box = [value]
+        self._checked(dist.broadcast_object_list, box, 0, group=self.host_group)
+        return box[0]
 
-    def alike(self, number: Tensor) -> bool:
-        """Whether a number on the device is the same on every replica, which all learn."""
+    def all_equal(self, number: Tensor) -> bool:
+        """Return on every replica whether a number on the device is the same on all of them."""
         if self.replicas == 1:
             return True
-        given = number.clone()
-        self.spread([given])
-        return float(self.sum((given != number).to(torch.float32))) == 0
+        first = number.clone()
+        self.broadcast([first])
+        return float(self.all_reduce((first != number).to(torch.float32))) == 0
 
-    def neighbors(self, count: int) -> Circle | None:
-        """The `count` neighboring replicas that share norm groups with this one; every replica must ask."""
+    def subgroup(self, count: int) -> NormGroup | None:
+        """Return this replica's group of `count` neighbors, or None if that is itself; every replica must call it."""
         if count == 1:
             return None
-        groups = [list(range(start, start + count)) for start in range(0, self.replicas, count)]
-        mine = [dist.new_group(ranks, timeout=self.timeout) for ranks in groups][self.replica // count]
-        return Circle(count, mine, self)
+        ranks = [list(range(start, start + count)) for start in range(0, self.replicas, count)]
+        groups = [dist.new_group(neighbors, timeout=self.timeout) for neighbors in ranks]
+        return NormGroup(count, groups[self.replica // count], self)
 
-    def wait_for_all(self) -> None:
-        """Go on when every replica has come here."""
+    def barrier(self) -> None:
+        """Wait until every replica has come here."""
         if self.replicas > 1:
-            self._together(dist.barrier)
+            self._checked(dist.barrier, group=self.host_group)
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the process group."""
         if self.replicas > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
-    def _together(self, work: Any) -> None:
+    def _checked(self, collective: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call a collective; if it fails, say which replica is missing."""
         try:
-            work()
+            return collective(*arguments, **options)
         except RuntimeError as fault:
             detail = re.sub(r"^\[[^\]]*\]\s*", "", str(fault).splitlines()[0])[:100]
             raise Broken(f"{self._missing()} ({detail}); what was saved is whole") from None
 
     def _missing(self) -> str:
-        """After a failed exchange: who does not answer a roll call."""
+        """Call the roll after a failed collective and say who does not answer."""
         try:
             self.store.set(f"roll/{self.replica}", "here")
             end = time.monotonic() + 5
@@ -114,31 +116,31 @@ class World:
         except RuntimeError:
             return "the replicas lost each other"
         names = ", ".join(map(str, absent))
-        return f"replica {names} stopped answering" if absent else "an exchange between replicas failed"
+        return f"replica {names} stopped answering" if absent else "a collective failed"
 
 
 @dataclass
-class Circle:
+class NormGroup:
     """Neighboring replicas that share norm groups."""
 
     count: int
     group: Any
     world: World
 
-    def gather(self, values: Tensor) -> Tensor:
-        """Everybody's values, stacked in replica order."""
-        result = [torch.empty_like(values) for _ in range(self.count)]
-        self.world._together(lambda: dist.all_gather(result, values, group=self.group))
-        return torch.stack(result)
+    def all_gather(self, values: Tensor) -> Tensor:
+        """Return the values of all neighbors, stacked in replica order."""
+        rows = [torch.empty_like(values) for _ in range(self.count)]
+        self.world._checked(dist.all_gather, rows, values, group=self.group)
+        return torch.stack(rows)
 
-    def sum(self, values: Tensor) -> Tensor:
-        """The sum of everybody's values."""
-        self.world._together(lambda: dist.all_reduce(values, group=self.group))
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """Sum `values` over the neighbors, in place."""
+        self.world._checked(dist.all_reduce, values, group=self.group)
         return values
 
 
-def join(plan: Plan, launch: Launch | None) -> World:
-    """Take this process's place: its device, and its group when a launcher started several."""
+def init_world(plan: Plan, launch: Launch | None) -> World:
+    """Choose this process's device, and join the other replicas if a launcher started several."""
     if os.environ.get(OURS):
         _die_with_parent()
     kind = plan.placement.device
@@ -151,40 +153,43 @@ def join(plan: Plan, launch: Launch | None) -> World:
     if launch is None or launch.count == 1:
         return World(device)
     timeout = timedelta(seconds=plan.placement.timeout)
-    store = _meet(launch, timeout, _digest(plan))
-    dist.init_process_group(
-        "nccl" if kind == "cuda" else "gloo", store=store, rank=launch.rank, world_size=launch.count, timeout=timeout
-    )
-    return World(device, launch.rank, launch.count, store, timeout)
+    store = _rendezvous(launch, timeout, _digest(plan))
+    backend = "nccl" if kind == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.count, timeout=timeout)
+    host_group = dist.new_group(backend="gloo", timeout=timeout)
+    return World(device, launch.rank, launch.count, store, timeout, host_group)
 
 
 def _digest(plan: Plan) -> str:
-    """What all replicas must agree on: the recipe, how its steps are cut, and their arithmetic."""
-    keys = {"replicas", "micro_batch", "precision", "device", "recompute", "loss_scale", "stochastic_rounding"}
-    shared = plan.placement.model_dump_json(include=keys)
-    return hashlib.sha256((plan.recipe.model_dump_json() + shared).encode()).hexdigest()
+    """Hash what must be the same on all replicas: the recipe, how its steps are cut, and the arithmetic."""
+    keys = {*placement_keys("arithmetic"), "replicas", "micro_batch", "recompute"} - {"cpu_threads"}
+    placement = plan.placement.model_dump_json(include=keys)
+    return hashlib.sha256((plan.recipe.model_dump_json() + placement).encode()).hexdigest()
 
 
-def _meet(launch: Launch, timeout: timedelta, digest: str) -> Any:
-    """The store all replicas share, once everyone is there with the same plan; who is missing or differs is named."""
+def _rendezvous(launch: Launch, timeout: timedelta, digest: str) -> Any:
+    """Return the store of all replicas once each has come with the same plan; name those that are missing or differ."""
     host = f"{launch.address}:{launch.port}"
-    opens = launch.rank == 0 and not launch.store_is_there
+    serves = launch.rank == 0 and not launch.store_is_there
     try:
-        base = TCPStore(launch.address, launch.port, None, opens, timeout, wait_for_workers=False)
+        base = TCPStore(launch.address, launch.port, None, serves, timeout, wait_for_workers=False)
     except (RuntimeError, dist.DistError) as fault:
-        raise Broken(f"no meeting place at {host}: {str(fault).splitlines()[0][:160]}") from None
+        raise Broken(f"cannot reach the rendezvous at {host}: {str(fault).splitlines()[0][:160]}") from None
     store = PrefixStore(f"paceline/{launch.attempt}", base)
     store.set(f"here/{launch.rank}", digest)
+    ranks = range(launch.count)
     try:
-        store.wait([f"here/{rank}" for rank in range(launch.count)], timeout)
+        store.wait([f"here/{rank}" for rank in ranks], timeout)
     except (RuntimeError, dist.DistError):
-        absent = [str(rank) for rank in range(launch.count) if not store.check([f"here/{rank}"])]
-        raise Broken(
-            f"replica {', '.join(absent)} did not come to {host} within {timeout.total_seconds():g} s"
-        ) from None
-    other = [str(rank) for rank in range(launch.count) if store.get(f"here/{rank}").decode() != digest]
+        absent = ", ".join(str(rank) for rank in ranks if not store.check([f"here/{rank}"]))
+        seconds = f"{timeout.total_seconds():g} s"
+        raise Broken(f"replica {absent} did not reach the rendezvous at {host} within {seconds}") from None
+    other = ", ".join(str(rank) for rank in ranks if store.get(f"here/{rank}").decode() != digest)
     if other:
-        raise Broken(f"replica {', '.join(other)} has another plan than replica {launch.rank}; give all the same words")
+        raise Broken(
+            f"replica {other} has a different plan from replica {launch.rank}; "
+            "start every process with the same arguments"
+        )
     return store
 
 

@@ -14,7 +14,7 @@ from paceline.training.loop import update
 from paceline.training.requests import Signals, Wishes
 from paceline.training.session import settle_torch, take_up
 from paceline.training.state import State
-from paceline.world import join
+from paceline.world import init_world
 
 pytestmark = [
     pytest.mark.accelerator,
@@ -27,7 +27,7 @@ PLAIN = ("on.micro_batch=16", "on.compile=false")  # compiling the network would
 def run(plan: Plan, folder: pytest.TempPathFactory, waits: str = "default") -> State:
     """A few steps; after the first, which may set things up, waiting for the device is as `waits` says."""
     settle_torch(plan)
-    world = join(plan, None)
+    world = init_world(plan, None)
     state = take_up(plan, world, Run(folder.mktemp("run"), writer=True))
     shares = open_loader(plan, None, world.replica, world.device).training(0)
     wishes = Wishes(world, Signals(), None)

@@ -12,7 +12,7 @@ from paceline.errors import PlanError
 from paceline.model.pretrained import adopt
 from paceline.model.whole import Whole
 from paceline.training.trials import Trial, differences
-from paceline.world import join
+from paceline.world import init_world
 
 pytest.importorskip("timm")
 models = pytest.importorskip("torchvision.models")
@@ -38,7 +38,7 @@ def test_an_outside_network_is_the_same_run_on_two_layouts(tmp_path: Path, model
 
 def test_published_names_that_do_not_exist_are_one_line() -> None:
     with pytest.raises(PlanError, match="timm:no_such_network: timm cannot make it"):
-        Whole(make_plan("model=timm:no_such_network"), join(make_plan(), None))
+        Whole(make_plan("model=timm:no_such_network"), init_world(make_plan(), None))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_torchvision_file_fits_the_network_of_that_name_with_a_new_head(
 ) -> None:
     torch.save(models.get_model(peer, weights=None).state_dict(), tmp_path / "peer.pth")
     plan = make_plan(f"model={model}", "data.side=64")
-    whole = Whole(plan, join(plan, None))
+    whole = Whole(plan, init_world(plan, None))
     adopted = adopt(whole.module, str(tmp_path / "peer.pth"), plan.facts)
     heads = {"aux1.dense", "aux2.dense", "head.dense"} if model == "googlenet" else {"head.dense"}
     assert {name.rpartition(".")[0] for name in adopted.anew} == heads

@@ -260,7 +260,7 @@ class Listening(World):
 
     given: list[Tensor]
 
-    def spread(self, tensors: Sequence[Tensor]) -> None:
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
         self.given = [*getattr(self, "given", []), *tensors]
 
 

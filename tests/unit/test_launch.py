@@ -57,7 +57,7 @@ def test_slurm_s_variables_are_read() -> None:
     assert launched(SLURM) == Launch(6, 8, 2, 4, "gpu003", 20_000 + 123456 % 20_000, store_is_there=False)
 
 
-def test_slurm_s_meeting_place_can_be_given_and_restarts_are_told_apart() -> None:
+def test_slurm_s_rendezvous_can_be_set_and_restarts_are_told_apart() -> None:
     given = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4321", "SLURM_RESTART_COUNT": "3"}
     found = launched(SLURM | given)
     assert found is not None

@@ -261,10 +261,10 @@ class Seat:
     def __init__(self, circle: Circle, replica: int) -> None:
         self.circle, self.replica, self.count = circle, replica, circle.count
 
-    def gather(self, values: Tensor) -> Tensor:
+    def all_gather(self, values: Tensor) -> Tensor:
         return self.circle.bring(self.replica, values)
 
-    def sum(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         return self.circle.bring(self.replica, values).sum(0)
 
 

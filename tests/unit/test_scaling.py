@@ -10,7 +10,7 @@ from paceline.errors import PlanError, SpecError
 from paceline.planning import Plan
 from paceline.training.loss_scale import BOUNDS, PATIENCE, START, LossScale
 from paceline.training.state import State, begin, fresh, restore, to_files
-from paceline.world import join
+from paceline.world import init_world
 
 CPU = torch.device("cpu")
 GOOD, BAD = torch.zeros(()), torch.ones(())
@@ -75,15 +75,15 @@ def test_a_dynamic_scale_is_resumed_wherever_it_stands() -> None:
     state = begin_state(plan)
     state.scale.value.fill_(1.0)
     state.scale.good_steps.fill_(1500)
-    again = restore(fresh(plan, join(plan, None)), to_files(state), "test")
+    again = restore(fresh(plan, init_world(plan, None)), to_files(state), "test")
     assert float(again.scale.value) == 1
     assert int(again.scale.good_steps) == 1500
     other = make_plan("on.loss_scale=4")
-    assert float(restore(fresh(other, join(other, None)), to_files(state), "test").scale.now(0) or 0) == 4
+    assert float(restore(fresh(other, init_world(other, None)), to_files(state), "test").scale.now(0) or 0) == 4
 
 
 def begin_state(plan: Plan) -> State:
-    state = fresh(plan, join(plan, None))
+    state = fresh(plan, init_world(plan, None))
     begin(state, plan)
     return state
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from crew import Training, fingerprint, newest_step
+from processes import Training, fingerprint, newest_step
 
 from conftest import environment
 from files_made import (

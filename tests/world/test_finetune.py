@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from crew import fingerprint, newest_step, write_small
+from processes import fingerprint, newest_step, write_small
 from safetensors.torch import load
 from torch import Tensor
 

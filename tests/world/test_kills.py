@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from crew import Training, fingerprint, newest_step, write_small
+from processes import Training, fingerprint, newest_step, write_small
 
 from paceline.record import latest, rows_of
 

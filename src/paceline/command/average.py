@@ -67,20 +67,20 @@ def make(job: Job, run: Run, last: int | None, method: Method) -> list[Row]:
     from paceline.training.restore import give
     from paceline.training.session import settle_torch
     from paceline.training.state import fresh
-    from paceline.world import join
+    from paceline.world import init_world
 
     plan = job.plan
     settle_torch(plan)
-    world = join(plan, job.launch)
+    world = init_world(plan, job.launch)
     loader = open_loader(plan, job.data_folder, world.replica, world.device)
     state = fresh(plan, world)
     run.writer = world.first
     made = _blended(run, last, method) if world.first else Blended()
-    made.steps = world.agree(made.steps)
+    made.steps = world.broadcast_object(made.steps)
     give(world, state, made.steps[-1], made.last if world.first else None)
     found = judge(plan, world, state, loader)
     row = average(plan, world, run, state, loader, made, method, found["top1"])
-    world.wait_for_all()
+    world.barrier()
     world.close()
     what = "last, moving average" if found.get("averaged") else "last checkpoint"
     before: Row = {"method": what, "steps": made.steps[-1:], **found}

@@ -30,10 +30,10 @@ def run(folder: Path, words: list[str], step: int, data: Path | None, as_json: b
         raise RunError(f"{folder}: --step {step}, and the run has steps 1 to {job.plan.steps}")
     from paceline.training.replay import repeat
     from paceline.training.session import settle_torch
-    from paceline.world import join
+    from paceline.world import init_world
 
     settle_torch(job.plan)
-    world = join(job.plan, None)
+    world = init_world(job.plan, None)
     found = repeat(job.plan, world, Run(folder, writer=False), job.data_folder, step, tell)
     if as_json:
         show_facts(asdict(found), as_json=True)

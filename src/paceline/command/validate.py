@@ -89,11 +89,11 @@ def judge(job: Job, run: Run, asked: Asked) -> list[Row]:
     from paceline.training.evaluate import judge as judge_state
     from paceline.training.session import settle_torch
     from paceline.training.state import fresh
-    from paceline.world import join
+    from paceline.world import init_world
 
     plan = job.plan
     settle_torch(plan)
-    world = join(plan, job.launch)
+    world = init_world(plan, job.launch)
     bad = run.folder / "test" if asked.test else None  # those of the run itself are listed where it was trained
     if bad:
         with suppress(OSError):  # where nothing can be written, the record says so
@@ -140,7 +140,7 @@ def _each(world: World, run: Run, state: State, asked: Asked) -> Iterator[int]:
         step, files = first_whole(run.checkpoints, choose, tell) if world.first else (0, None)
         yield give(world, state, step, files)
         return
-    for step in world.agree(choose() if world.first else []):
+    for step in world.broadcast_object(choose() if world.first else []):
         files = None
         try:
             files = checkpoint.read(run.checkpoints / checkpoint.name_of(step)) if world.first else None
@@ -149,7 +149,7 @@ def _each(world: World, run: Run, state: State, asked: Asked) -> Iterator[int]:
             tell(
                 f"passed over: step {step}, whose checkpoint was removed meanwhile" if gone else f"passed over: {fault}"
             )
-        if world.agree([int(files is not None)]) == [1]:
+        if world.broadcast_object(files is not None):
             yield give(world, state, step, files)
 
 

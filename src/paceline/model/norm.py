@@ -34,11 +34,11 @@ class Neighbors(Protocol):
 
     count: int
 
-    def gather(self, values: Tensor) -> Tensor:
+    def all_gather(self, values: Tensor) -> Tensor:
         """Everybody's values, stacked in replica order."""
         ...
 
-    def sum(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         """The sum of everybody's values."""
         ...
 
@@ -194,7 +194,7 @@ class _SharedNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, neighbors: Neighbors) -> Any:
         wide = x.to(weight.dtype)
         var, mean = torch.var_mean(wide, dim=(0, 2, 3), correction=0)
-        everyone = neighbors.gather(torch.stack([mean, var]))
+        everyone = neighbors.all_gather(torch.stack([mean, var]))
         means, variances = everyone[:, 0], everyone[:, 1]
         mean = means.mean(0)
         var = variances.mean(0) + (means - mean).square().mean(0)
@@ -214,7 +214,7 @@ class _SharedNorm(torch.autograd.Function):
         dy = gradients[0].to(weight.dtype)
         normal = (x.to(weight.dtype) - _wide(mean)) * _wide(inverse)
         own = torch.stack([dy.sum((0, 2, 3)), (dy * normal).sum((0, 2, 3))])
-        total = ctx.neighbors.sum(own.clone()) / ctx.images
+        total = ctx.neighbors.all_reduce(own.clone()) / ctx.images
         dx = (dy - _wide(total[0]) - normal * _wide(total[1])) * _wide(weight * inverse)
         return dx.to(x.dtype), own[1], own[0], None, None
 

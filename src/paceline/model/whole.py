@@ -42,7 +42,7 @@ class Whole:
         self.module.freeze(plan.frozen)
         self.statistics = Statistics(self.module, plan.rounds, plan.norm_groups)
         self.chances = Chances(self.module, plan.recipe.seed, self.dtype)
-        neighbors = world.neighbors(plan.norm_replicas)
+        neighbors = world.subgroup(plan.norm_replicas)
         for norm in self.statistics.norms:
             assert plan.norm_batch is not None
             norm.images, norm.neighbors = min(plan.norm_batch, plan.micro_batch), neighbors
@@ -99,7 +99,7 @@ class Whole:
                 parameter.grad = torch.zeros_like(parameter, dtype=self.dtype)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         tail = [tally, wishes] if sums is None else [sums, tally, wishes]
-        row = world.sum(torch.cat([g.reshape(-1) for g in gradients] + tail))
+        row = world.all_reduce(torch.cat([g.reshape(-1) for g in gradients] + tail))
         pieces = list(row.split([g.numel() for g in gradients] + [len(t) for t in tail]))
         wishes, tally = pieces.pop(), pieces.pop()
         sums = None if sums is None else pieces.pop()

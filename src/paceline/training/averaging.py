@@ -61,7 +61,7 @@ def conclude(plan: Plan, world: World, run: Run, state: State, loader: Loader) -
     made = read_and_blend(run, plan.averaged_steps, Method()) if world.first else Blended()
     for fault in made.faults:  # a run does not fail at its end for a checkpoint that is damaged
         run.log(f"left out of the average: {fault}")
-    made.steps = world.agree(made.steps)
+    made.steps = world.broadcast_object(made.steps)
     if not made.steps:
         run.log("none of the checkpoints that the recipe averages is whole")
         return
@@ -97,7 +97,7 @@ def average(
     """
     if world.first:
         set_network(state, made.network, f"the {method.name} of checkpoints")
-    world.spread(list(state.network.module.state_dict().values()))
+    world.broadcast(list(state.network.module.state_dict().values()))
     steps = made.steps
     seen = recalibrate(plan, world, state, loader, method.recalibrate, steps[-1]) if method.recalibrate else None
     start = time.perf_counter()
@@ -138,7 +138,7 @@ def recalibrate(plan: Plan, world: World, state: State, loader: Loader, images: 
         for _ in range(steps):
             network.look(next(shares))
             total += network.statistics.take_away()
-    network.statistics.put(world.sum(total) / (steps * plan.norm_total))
+    network.statistics.put(world.all_reduce(total) / (steps * plan.norm_total))
     return steps * plan.global_batch
 
 

@@ -36,7 +36,7 @@ def owes_judgment(plan: Plan, world: World, run: Run, step: int) -> bool:
     rhythm = plan.rhythm(plan.recipe.evaluate.every, plan.recipe.evaluate.offset)
     due = step == plan.steps or rhythm.due(step)
     known = any(row["step"] == step for row in run.rows() if row["kind"] == "validation")
-    return bool(world.agree([int(due and not known)])[0])
+    return world.broadcast_object(due and not known)
 
 
 def evaluate(
@@ -54,7 +54,7 @@ def evaluate(
             seen += batch.count
             if sink:
                 sink.judged(min(seen * world.replicas, plan.facts.validation_images))
-    loss, top1, top5, images, stopped = world.sum(sums).tolist()
+    loss, top1, top5, images, stopped = world.all_reduce(sums).tolist()
     if stopped:
         raise Stopped
     assert int(images) == plan.facts.validation_images, f"judged {images} of {plan.facts.validation_images} images"

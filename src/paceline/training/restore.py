@@ -52,7 +52,7 @@ def give(world: World, state: State, step: int, files: Saved | None) -> int:
     """Let every replica's network, and its moving average, be those of the checkpoint that the first has read."""
     if files is not None:
         restore(state, files, checkpoint.name_of(step))
-    world.spread([*state.network.module.state_dict().values()])
-    world.spread([*state.average.tensors().values()] if state.average else [])
-    (state.step,) = world.agree([step])
+    world.broadcast([*state.network.module.state_dict().values()])
+    world.broadcast([*state.average.tensors().values()] if state.average else [])
+    state.step = world.broadcast_object(step)
     return state.step

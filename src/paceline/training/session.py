@@ -27,13 +27,13 @@ from paceline.training.loop import train
 from paceline.training.messages import say_goodbye, say_hello, too_large
 from paceline.training.requests import Signals, Stopped, Wishes
 from paceline.training.state import State, begin, fresh, restore
-from paceline.world import World, join
+from paceline.world import World, init_world
 
 
 def work(plan: Plan, launch: Launch | None, machine: Machine, folder: Path, data: Path | None, console: Console) -> int:
     """Train or go on training in a run folder; gives the exit status."""
     settle_torch(plan)
-    world = join(plan, launch)
+    world = init_world(plan, launch)
     signals = Signals()
     signals.listen()
     run = Run(folder, writer=world.first)
@@ -45,7 +45,7 @@ def work(plan: Plan, launch: Launch | None, machine: Machine, folder: Path, data
         raise told from None
     finally:
         run.close()
-    world.wait_for_all()  # a launcher may stop the others once one has left, and the first may still be writing
+    world.barrier()  # a launcher may stop the others once one has left, and the first may still be writing
     world.close()
     return status
 
@@ -69,7 +69,7 @@ def _train(
     before = run.rows()
     state = take_up(plan, world, run, console)
     ended = not before or any(row["kind"] == "end" for row in before)
-    if state.step >= plan.steps and world.agree([int(ended)])[0]:
+    if state.step >= plan.steps and world.broadcast_object(ended):
         if world.first:
             console.print(
                 f"This run is complete: {plan.steps} steps are trained. {run.folder}", markup=False, soft_wrap=True
@@ -128,10 +128,10 @@ def take_up(plan: Plan, world: World, run: Run, console: Console | None = None) 
                 if console:
                     console.print(str(adopted), soft_wrap=True, markup=False)
     counters = torch.tensor([state.step, state.reported], device=world.device)
-    world.spread([*state.network.module.state_dict().values(), *state.optimizer.tensors().values()])
-    world.spread([*state.average.tensors().values()] if state.average else [])
-    world.spread([state.tally, state.last, state.bad])
-    world.spread([state.scale.value, state.scale.good_steps, counters])
+    world.broadcast([*state.network.module.state_dict().values(), *state.optimizer.tensors().values()])
+    world.broadcast([*state.average.tensors().values()] if state.average else [])
+    world.broadcast([state.tally, state.last, state.bad])
+    world.broadcast([state.scale.value, state.scale.good_steps, counters])
     state.step, state.reported = counters.tolist()
     return state
 

@@ -82,7 +82,7 @@ def begin(state: State, plan: Plan) -> Adoption | None:
 
 def compare_replicas(world: World, state: State) -> None:
     """End the run if the replicas' weights are no longer the same bits: what they learn apart would be nobody's run."""
-    if world.replicas > 1 and not world.alike(state.network.fingerprint()):
+    if world.replicas > 1 and not world.all_equal(state.network.fingerprint()):
         raise Broken(f"the replicas' weights differ after step {state.step}; what was saved before is whole")
 
 

@@ -26,7 +26,7 @@ from paceline.training.loop import update
 from paceline.training.requests import Signals, Wishes
 from paceline.training.save import save
 from paceline.training.session import settle_torch, take_up
-from paceline.world import join
+from paceline.world import init_world
 
 PATIENCE = 1800.0
 """Seconds after which a trial counts as hung."""
@@ -94,7 +94,7 @@ def _wait_for(crew: list[BaseProcess]) -> None:
 def _run(plan: Plan, launch: Launch, folder: Path, data: Path | None, steps: int, saving: bool) -> None:
     """One replica of a trial."""
     settle_torch(plan)
-    world = join(plan, launch)
+    world = init_world(plan, launch)
     run = Run(folder, writer=world.first)
     state = take_up(plan, world, run)
     loader = open_loader(plan, data, world.replica, world.device)
