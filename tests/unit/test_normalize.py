@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import make_recipe
+from conftest import make_plan
 from paceline import keyed
 from paceline.augment.exact_mean import exact_mean
 from paceline.augment.normalize import Normalize, standardize
@@ -37,7 +37,7 @@ def test_normalization_is_what_the_recipe_says() -> None:
     }
     for kind, images in expected.items():
         assert torch.allclose(
-            Normalize(make_recipe(*words, f"data.normalize={kind}").data)(given), images, rtol=1e-6, atol=1e-6
+            Normalize(make_plan(*words, f"data.normalize={kind}").data)(given), images, rtol=1e-6, atol=1e-6
         )
 
 
