@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help="measure torchvision's loader too")
     asked = parser.parse_args()
     for decoder, threads in itertools.product(asked.decoder, asked.threads):
-        words = {"device": asked.device, "loader_threads": threads, "decoder": decoder, "cache": asked.cache}
+        words = {"device": asked.device, "loader_workers": threads, "decoder": decoder, "cache": asked.cache}
         with closing(ours(asked.folder, asked.batch, words)) as batches:  # type: ignore[type-var]
             first, speed = rate(batches, asked.warm, asked.count)
         print(json.dumps({"loader": "paceline", "decoder": decoder, "threads": threads, "first_batch": round(first, 2),

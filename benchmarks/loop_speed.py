@@ -4,7 +4,7 @@ Both run in one process, turn by turn: the real `train` loop runs until its next
 steps. The bare loop has torch.nn.BatchNorm2d, data on the device, the same crop and flip, and no metrics at all.
 
     python benchmarks/loop_speed.py --model resnet20 --batch 128
-    python benchmarks/loop_speed.py --device cuda --precision 16.32 --model resnet18
+    python benchmarks/loop_speed.py --device cuda --precision bf16 --model resnet18
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from paceline.settings.placement import Placement
 from paceline.settings.recipe import Recipe
 from paceline.sink import Sink
 from paceline.training.loop import train
-from paceline.training.requests import Signals, Wishes
+from paceline.training.requests import Requests
 from paceline.training.session import settle_torch, take_up
 from paceline.world import init_world
 
@@ -96,7 +96,7 @@ class Bare:
             self.network.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4
         )
         self.device, self.batch = device, plan.global_batch
-        self.half = plan.placement.precision == "16.32"
+        self.half = plan.placement.precision == "bf16"
         self.steps = torch.arange(32, device=device)
         self.order, self.place = torch.randperm(len(self.labels), device=device), 0
 
@@ -144,7 +144,8 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     epochs = (options.turns * options.steps + 0.5) * options.batch / 10_000
     text = (
         f"model: {model}\ndata: shapes\nglobal_batch: {options.batch}\nepochs: {epochs}\n"
-        "optimizer: {name: momentum, lr: 0.01, nesterov: true}\nweight_decay: {rate: 5e-4}\nschedule: constant\n"
+        "optimizer: {name: sgd, lr: 0.01, momentum: 0.9, nesterov: true}\n"
+        "weight_decay: {rate: 5e-4}\nschedule: constant\n"
         f"augment: {{pad: 4, flip: true}}\nreport: {options.steps} steps\nevaluate: {{every: 1000 epochs}}\n"
     )
     placement = {
@@ -163,7 +164,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         run = Run(Path(folder), writer=True)
         turns = Turns(Bare(plan, options.model, world.device), options.steps)
         loader = open_loader(plan, None, 0, world.device)
-        train(plan, world, run, take_up(plan, world, run), loader, turns, Wishes(world, Signals(), None))
+        train(plan, world, run, take_up(plan, world, run), loader, turns, Requests(world))
     ours, theirs = (statistics.median(times[options.warm :]) / options.steps for times in (turns.ours, turns.theirs))
     ratios = [b / a for a, b in zip(turns.ours[options.warm :], turns.theirs[options.warm :], strict=True)]
     return {
@@ -179,7 +180,7 @@ if __name__ == "__main__":
     parser.add_argument("--model", choices=["resnet20", "resnet18"], default="resnet20")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--precision", default="32.32")
+    parser.add_argument("--precision", default="fp32")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--steps", type=int, default=10, help="steps of a turn")
     parser.add_argument("--turns", type=int, default=14)

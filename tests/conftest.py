@@ -24,7 +24,7 @@ data: {name: generated, images: 96, validation_images: 37, classes: 10, side: 8}
 global_batch: 16
 norm_batch: 4
 epochs: 1
-optimizer: {name: momentum, lr: 0.1}
+optimizer: {name: sgd, lr: 0.1, momentum: 0.9}
 schedule: constant
 augment: {pad: 1, flip: true}
 report: 1 steps

@@ -35,7 +35,7 @@ data: {name: images, side: 16, evaluation: {name: center, short: 18}, classes: 1
 global_batch: 16
 norm_batch: 4
 epochs: 1
-optimizer: {name: momentum, lr: 0.1}
+optimizer: {name: sgd, lr: 0.1, momentum: 0.9}
 schedule: constant
 augment: {flip: true}
 report: 1 steps

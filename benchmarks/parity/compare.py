@@ -22,7 +22,7 @@ from paceline.model.norm import BatchNormAct, Statistics
 from paceline.model.pretrained import take
 from paceline.model.tables import MEMBERS
 from paceline.settings import build
-from paceline.settings.data import Facts
+from paceline.settings.data import DataFacts
 from paceline.settings.model import Model
 from paceline.settings.recipe import Recipe
 
@@ -97,7 +97,7 @@ def main() -> int:
         for classes, table in ((1000, COUNTS), (10, CIFAR_COUNTS)):
             for ours, expected in table.items():
                 with torch.device("meta"):
-                    found = count(build_network(recipe(ours), Facts(1, 1, classes, 32)))
+                    found = count(build_network(recipe(ours), DataFacts(1, 1, classes, 32)))
                 good &= found == expected
                 print(f"| {ours} | {classes} | {found:,} | {expected:,} |")
     print("\nall equal" if good else "\nDIFFERENT")
@@ -109,7 +109,7 @@ def compare(ours: str, theirs: str, device: torch.device) -> bool:
     settings = recipe(ours)
     side = _side(settings.model)
     with torch.device(device):
-        network = build_network(settings, Facts(1, 1, CLASSES, side)).double()
+        network = build_network(settings, DataFacts(1, 1, CLASSES, side)).double()
         peer = _peer(theirs).to(device).double()
     fill(peer)
     take(network, dict(peer.state_dict()), theirs)

@@ -14,7 +14,7 @@ from paceline.planning import Plan
 
 def float_dtype(plan: Plan) -> torch.dtype:
     """The precision of images, losses and gradients outside 16-bit layers."""
-    return torch.float64 if plan.placement.precision == "64.64" else torch.float32
+    return torch.float64 if plan.placement.precision == "fp64" else torch.float32
 
 
 def pinned(values: NDArray[Any] | Tensor, device: torch.device) -> Tensor:

@@ -10,9 +10,9 @@ from functools import cached_property
 from itertools import islice
 
 from paceline.errors import PlanError
-from paceline.settings.data import Data, Facts
+from paceline.settings.data import Data, DataFacts
 from paceline.settings.duration import Duration, Rhythm
-from paceline.settings.placement import Placement
+from paceline.settings.placement import ResolvedPlacement
 from paceline.settings.recipe import BatchNorm, Recipe
 
 
@@ -49,10 +49,9 @@ class Plan:
     """Every number that the step and the loop need; all of it follows from the recipe, the placement and the facts."""
 
     recipe: Recipe
-    placement: Placement
-    """With every 'auto' decided."""
+    placement: ResolvedPlacement
     data: Data
-    facts: Facts
+    facts: DataFacts
     network: NetworkFacts
 
     @property
@@ -76,12 +75,10 @@ class Plan:
 
     @property
     def replicas(self) -> int:
-        assert isinstance(self.placement.replicas, int)
         return self.placement.replicas
 
     @property
     def micro_batch(self) -> int:
-        assert isinstance(self.placement.micro_batch, int)
         return self.placement.micro_batch
 
     @property
@@ -96,8 +93,8 @@ class Plan:
 
     @property
     def epoch_images(self) -> int:
-        """Images that one pass through the list shows: fewer than there are when the tail is dropped."""
-        if self.recipe.tail == "flow":
+        """Images that one pass through the list shows: fewer than there are with `drop_last`."""
+        if not self.recipe.drop_last:
             return self.facts.images
         return self.facts.images // self.global_batch * self.global_batch
 
@@ -147,7 +144,7 @@ class Plan:
         """The steps whose checkpoints the end of the run averages, which are saved whatever else is."""
         if self.recipe.average.last is None:
             return []
-        rhythm = self.rhythm(self.recipe.average.apart)
+        rhythm = self.rhythm(self.recipe.average.every)
         named = (step for step in range(self.steps, 0, -1) if step == self.steps or rhythm.due(step))
         return sorted(islice(named, self.recipe.average.last))
 

@@ -9,9 +9,9 @@ from paceline.launch import Launch
 from paceline.machine import Machine
 from paceline.planning import NetworkFacts, Plan, norm_batch_of
 from paceline.settings.augment import Crop
-from paceline.settings.data import Center, Data, Facts, Files
-from paceline.settings.model import Outside, Residual
-from paceline.settings.placement import Placement
+from paceline.settings.data import Center, Data, DataFacts, Files
+from paceline.settings.model import External, Residual
+from paceline.settings.placement import Placement, ResolvedPlacement
 from paceline.settings.recipe import GroupNorm, Recipe
 
 
@@ -25,10 +25,9 @@ def make_plan(
 ) -> Plan:
     """Reconcile the two; `launch` says how many processes a launcher has started already."""
     facts = data.facts
-    _check_files(recipe, data, placement.resident)
+    _check_files(recipe, data, placement.data_on_device)
     _check_recipe(recipe, data, network)
-    placement = _decide(recipe, placement, facts, machine, network, launch)
-    plan = Plan(recipe, placement, data, facts, network)
+    plan = Plan(recipe, _resolve(recipe, placement, data, machine, network, launch), data, facts, network)
     _check_blocks(plan)
     _check_layout(plan)
     _check_mixing(plan)
@@ -72,15 +71,15 @@ def _check_recipe(recipe: Recipe, data: Data, network: NetworkFacts) -> None:
             raise PlanError(
                 f"data.{key} has {len(given)} values, and the images have {facts.channels} channels; write as many"
             )
-    if recipe.tail == "drop" and facts.images < recipe.global_batch:
+    if recipe.drop_last and facts.images < recipe.global_batch:
         raise PlanError(
-            f"tail: drop leaves nothing of {facts.images} images at global_batch {recipe.global_batch}; "
-            f"write tail: flow, or a global_batch of at most {facts.images}"
+            f"drop_last: true leaves nothing of {facts.images} images at global_batch {recipe.global_batch}; "
+            f"write drop_last: false, or a global_batch of at most {facts.images}"
         )
     K = facts.classes  # noqa: N806 - the field's letter
     if recipe.loss.smooth_over == "others" and recipe.loss.label_smoothing > (K - 1) / K:
         raise PlanError(f"loss.label_smoothing over the others may be at most {(K - 1) / K:.3g} with {K} classes")
-    if isinstance(recipe.norm, GroupNorm) and recipe.norm.proxy and isinstance(recipe.model, Residual | Outside):
+    if isinstance(recipe.norm, GroupNorm) and recipe.norm.proxy and isinstance(recipe.model, Residual | External):
         raise PlanError(
             "norm.proxy needs activations that follow their norms directly, as in VGG, GoogLeNet, Inception, "
             f"EfficientNet and MobileNet networks; {recipe.model.name} is none of them: write norm.proxy=false"
@@ -96,7 +95,7 @@ def _check_recipe(recipe: Recipe, data: Data, network: NetworkFacts) -> None:
         )
 
 
-def _check_files(recipe: Recipe, data: Data, resident: bool | str) -> None:
+def _check_files(recipe: Recipe, data: Data, data_on_device: bool | str) -> None:
     """Settings that are for data in files, or for pictures of one size only."""
     augment = recipe.augment
     if not isinstance(data, Files):
@@ -106,8 +105,8 @@ def _check_files(recipe: Recipe, data: Data, resident: bool | str) -> None:
         return
     if augment.pad:
         raise PlanError("augment.pad is for pictures of one size, and these come in files; write augment.crop instead")
-    if resident is True:
-        raise PlanError("on.resident=true is for pictures of one size, and these come in files; leave it out")
+    if data_on_device is True:
+        raise PlanError("on.data_on_device=true is for pictures of one size, and these come in files; leave it out")
     side = data.evaluation_side or data.side
     if isinstance(data.evaluation, Center) and data.evaluation.shorter(side) < side:
         raise PlanError(
@@ -116,12 +115,12 @@ def _check_files(recipe: Recipe, data: Data, resident: bool | str) -> None:
         )
 
 
-def _check_pictures(recipe: Recipe, facts: Facts, network: NetworkFacts) -> None:
+def _check_pictures(recipe: Recipe, facts: DataFacts, network: NetworkFacts) -> None:
     augment = recipe.augment
     for key, given in (("augment.policy", augment.policy is not None), ("augment.color", augment.color.active)):
         if given and facts.channels != 3:
             raise PlanError(f"{key} is for images of three channels, and these have {facts.channels}; leave it out")
-    if augment.side and isinstance(recipe.model, Outside):
+    if augment.side and isinstance(recipe.model, External):
         raise PlanError("augment.side is for networks of Paceline's; leave it out, or choose one of them")
     for when, side in augment.side.items():
         if not network.smallest_side <= side <= facts.side:
@@ -145,60 +144,86 @@ def _check_blocks(plan: Plan) -> None:
         raise PlanError("freeze names every block, so that nothing trains; leave out the head, at least")
 
 
-def _decide(
-    recipe: Recipe, asked: Placement, facts: Facts, machine: Machine, network: NetworkFacts, launch: Launch | None
-) -> Placement:
-    """Every 'auto' of a placement, decided for this machine."""
+def _resolve(
+    recipe: Recipe, asked: Placement, data: Data, machine: Machine, network: NetworkFacts, launch: Launch | None
+) -> ResolvedPlacement:
+    """Decide every `auto` of a placement for this machine."""
     device = asked.device if asked.device != "auto" else "cuda" if machine.accelerators else "cpu"
-    precision = asked.precision if asked.precision != "auto" else "16.32" if device == "cuda" else "32.32"
-    norm_batch = norm_batch_of(recipe, network)
-    most = machine.accelerators if device == "cuda" else 1
-    replicas = asked.replicas if asked.replicas != "auto" else launch.count if launch else max(1, most)
-    if launch is not None and replicas != launch.count:
-        raise PlanError(
-            f"the launcher started {launch.count} processes, and on.replicas is {replicas}; make them equal"
-        )
-    if (precision == "tf32.32" and device != "cuda") or (precision == "64.64" and device == "mps"):
-        raise PlanError(f"on.precision={precision} does not exist on {device}; write on.precision=32.32")
-    if device == "cuda" and launch is None and 0 < machine.accelerators < replicas:
-        raise PlanError(f"on.replicas={replicas}, and only {machine.accelerators} accelerators are visible")
+    precision = asked.precision if asked.precision != "auto" else "bf16" if device == "cuda" else "fp32"
+    replicas = _replicas(asked.replicas, device, machine, launch)
     if asked.decoder == "gpu" and (device != "cuda" or recipe.augment.python is not None):
         why = "own functions work on the host" if recipe.augment.python else f"on.device is {device}"
         raise PlanError(f"on.decoder=gpu decodes on a CUDA device, and {why}; write on.decoder=fast")
     micro_batch = asked.micro_batch
     if micro_batch == "auto":
         room = _images_that_fit(device, precision, replicas, machine, network)
-        micro_batch = _best_micro_batch(recipe, norm_batch, replicas, room)
-    side = facts.side + 2 * recipe.augment.pad
-    bytes_of_data = (facts.images + facts.validation_images) * side * side * facts.channels
-    small = bytes_of_data <= 1 << 30 and not isinstance(recipe.data, Files)
-    resident = asked.resident if asked.resident != "auto" else small
-    neighbors = launch.local_count if launch else replicas
-    share_of_cores = machine.cores if launch and machine.bound else max(1, machine.cores // neighbors)
-    return asked.model_copy(
-        update={
-            "device": device,
-            "precision": precision,
-            "replicas": replicas,
-            "micro_batch": micro_batch,
-            "resident": resident,
-            "decoder": "fast" if asked.decoder == "auto" else asked.decoder,
-            "loss_scale": _loss_scale(asked.loss_scale, precision),
-            "loader_threads": min(16, share_of_cores) if asked.loader_threads == "auto" else asked.loader_threads,
-            "cpu_threads": share_of_cores if asked.cpu_threads == "auto" else asked.cpu_threads,
-        }
-    )
+        micro_batch = _best_micro_batch(recipe, norm_batch_of(recipe, network), replicas, room)
+    local_replicas = launch.local_count if launch else replicas
+    cores = machine.cores if launch and machine.bound else max(1, machine.cores // local_replicas)
+    decided = {
+        "device": device,
+        "precision": precision,
+        "weights": _weights(asked.weights, precision, device),
+        "replicas": replicas,
+        "micro_batch": micro_batch,
+        "data_on_device": _is_small(recipe, data) if asked.data_on_device == "auto" else asked.data_on_device,
+        "decoder": "fast" if asked.decoder == "auto" else asked.decoder,
+        "loss_scale": _loss_scale(asked.loss_scale, precision),
+        "loader_workers": min(16, cores) if asked.loader_workers == "auto" else asked.loader_workers,
+        "cpu_threads": cores if asked.cpu_threads == "auto" else asked.cpu_threads,
+    }
+    return ResolvedPlacement.model_construct(asked.model_fields_set, **{**dict(asked), **decided})
+
+
+def _replicas(asked: int | str, device: str, machine: Machine, launch: Launch | None) -> int:
+    accelerators = machine.accelerators if device == "cuda" else 1
+    replicas = asked if isinstance(asked, int) else launch.count if launch else max(1, accelerators)
+    if launch is not None and replicas != launch.count:
+        raise PlanError(
+            f"the launcher started {launch.count} processes, and on.replicas is {replicas}; make them equal"
+        )
+    if device == "cuda" and launch is None and 0 < machine.accelerators < replicas:
+        raise PlanError(f"on.replicas={replicas}, and only {machine.accelerators} accelerators are visible")
+    return replicas
+
+
+_WEIGHTS = {
+    "fp64": ("fp64",),
+    "fp32": ("fp32",),
+    "tf32": ("fp32",),
+    "bf16": ("fp32", "bf16"),
+    "fp16": ("fp32", "fp16"),
+}
+"""The types that weights can have under each precision, the default first."""
+
+
+def _weights(asked: str, precision: str, device: str) -> str:
+    if (precision == "tf32" and device != "cuda") or (precision == "fp64" and device == "mps"):
+        raise PlanError(f"on.precision={precision} does not exist on {device}; write on.precision=fp32")
+    if asked not in ("auto", *_WEIGHTS[precision]):
+        raise PlanError(
+            f"on.weights={asked} does not go with on.precision={precision}, which takes "
+            f"{' or '.join(_WEIGHTS[precision])}; write on.precision={asked}, or leave on.weights out"
+        )
+    return _WEIGHTS[precision][0] if asked == "auto" else asked
+
+
+def _is_small(recipe: Recipe, data: Data) -> bool:
+    """Whether all images, with the border that crops reach into, take at most 1 GiB of a device."""
+    facts, side = data.facts, data.facts.side + 2 * recipe.augment.pad
+    images = facts.images + facts.validation_images
+    return not isinstance(data, Files) and images * side * side * facts.channels <= 1 << 30
 
 
 def _loss_scale(asked: float | dict[str, float] | str, precision: str) -> float | dict[str, float] | str:
     if asked != "auto":
         return asked
-    return "dynamic" if precision.startswith("fp16") else 1.0
+    return "dynamic" if precision == "fp16" else 1.0
 
 
 def _images_that_fit(device: str, precision: str, replicas: int, machine: Machine, network: NetworkFacts) -> int:
     """A simple memory rule: activations and as much again to work with, beside weights, gradients and momentum."""
-    width = {"64": 8, "32": 4, "tf32": 4}.get(precision.partition(".")[0], 2)
+    width = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}[precision]
     # A plan for another machine's accelerators, with none here to look at, assumes 16 GiB each.
     accelerator = machine.accelerator_memory or 16 << 30
     memory = 0.8 * accelerator if device == "cuda" else 0.25 * machine.memory / replicas
@@ -239,8 +264,8 @@ def _check_layout(plan: Plan) -> None:
 
 def _check_mixing(plan: Plan) -> None:
     G, n, R, m, mix = plan.global_batch, plan.norm_batch, plan.replicas, plan.micro_batch, plan.recipe.mix  # noqa: N806
-    if mix.switch is not None and (mix.cutmix is None or not mix.mixup):
-        raise PlanError("mix.switch chooses between mixup and cutmix; write both, or leave it out")
+    if mix.switch_probability is not None and (mix.cutmix is None or not mix.mixup):
+        raise PlanError("mix.switch_probability chooses between mixup and cutmix; write both, or leave it out")
     if mixes(plan.recipe, m):
         return
     able = [d for d in _divisors(G) if fits(G, n, R, d) and mixes(plan.recipe, d)]
@@ -258,8 +283,8 @@ def _check_average(plan: Plan) -> None:
     last, found = plan.recipe.average.last, len(plan.averaged_steps)
     if last is not None and found < last:
         raise PlanError(
-            f"average.last={last}, and of this run's steps {found} are {plan.recipe.average.apart} apart; "
-            f"write average.last={found} or a shorter average.apart"
+            f"average.last={last}, and of this run's steps {found} are {plan.recipe.average.every} apart; "
+            f"write average.last={found} or a shorter average.every"
         )
 
 

@@ -208,6 +208,7 @@ def numbers_of(plan: Plan) -> Row:
         "peak learning rate": plan.peak_lr,
         "device": plan.placement.device,
         "precision": plan.placement.precision,
+        "weights": plan.placement.weights,
     }
 
 

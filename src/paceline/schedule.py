@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from paceline.planning import Plan
 from paceline.settings.duration import Duration
-from paceline.settings.optimizer import Constant, Cosine, Exponential, Polynomial, Schedule, Stepped
+from paceline.settings.schedule import Constant, Cosine, Exponential, Polynomial, Schedule, Stepped
 
 Number = TypeVar("Number", int, float)
 
@@ -27,7 +27,7 @@ def lr(plan: Plan, step: int) -> float:
 def loss_scale(plan: Plan, step: int) -> float:
     """What the loss of a step is multiplied by, where that is not left to the gradients."""
     given = plan.placement.loss_scale
-    assert given not in ("auto", "dynamic")
+    assert given != "dynamic"
     if not isinstance(given, dict):
         return float(given)
     return _since(plan, given, step, 1.0)

@@ -64,10 +64,10 @@ def test_everything_together_agrees_with_the_host_and_does_not_wait(normalize: s
         f"augment.policy={POLICIES[2]}",
         "augment.color={brightness: 0.1, saturation: [0.5, 1.5], hue: 0.2, contrast: [0.5, 1.5]}",
         "augment.side={0%: 24}",
-        "augment.erase.chance=0.5",
+        "augment.erase.probability=0.5",
         "augment.cutout=8",
     )
-    plan, given = make_plan(*words, "on.precision=64.64"), pictures(64, 32)
+    plan, given = make_plan(*words, "on.precision=fp64"), pictures(64, 32)
     results = []
     for device in (torch.device("cpu"), torch.device("cuda")):
         images, labels, augment = given.to(device), torch.arange(64, device=device), Augmentation(plan, device)

@@ -32,7 +32,7 @@ pytestmark = [
 
 CUDA = torch.device("cuda")
 STEPS = 4
-WORDS = ("on.device=cuda", "on.micro_batch=16", "global_batch=32", "on.loader_threads=3", "data.side=48",
+WORDS = ("on.device=cuda", "on.micro_batch=16", "global_batch=32", "on.loader_workers=3", "data.side=48",
          "data.evaluation.short=52")  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def test_validation_pictures_are_the_hosts_too(folder: Path) -> None:
 
 def test_layout_and_resume_point_change_nothing(folder: Path) -> None:
     whole = shown(file_plan(folder, *WORDS, "on.decoder=gpu"), folder)
-    other = file_plan(folder, *WORDS, "on.decoder=gpu", "on.micro_batch=8", "on.loader_threads=1")
+    other = file_plan(folder, *WORDS, "on.decoder=gpu", "on.micro_batch=8", "on.loader_workers=1")
     part = shown(other, folder, start=2, steps=2)
     assert np.array_equal(part.labels, whole.labels[64:])
     assert np.abs(part.pictures.astype(int) - whole.pictures[64:]).max() <= 1

@@ -11,7 +11,6 @@ from paceline.data.load.loader import open_loader
 from paceline.planning import Plan
 from paceline.record import Run
 from paceline.training.loop import update
-from paceline.training.requests import Signals, Wishes
 from paceline.training.session import settle_torch, take_up
 from paceline.training.state import State
 from paceline.world import init_world
@@ -30,12 +29,11 @@ def run(plan: Plan, folder: pytest.TempPathFactory, waits: str = "default") -> S
     world = init_world(plan, None)
     state = take_up(plan, world, Run(folder.mktemp("run"), writer=True))
     shares = open_loader(plan, None, world.replica, world.device).training(0)
-    wishes = Wishes(world, Signals(), None)
     try:
         for _ in range(STEPS):
             share = next(shares)
             torch.cuda.set_sync_debug_mode(waits if state.step else "default")
-            update(plan, world, state, share, wishes)
+            update(plan, world, state, share)
             torch.cuda.set_sync_debug_mode("default")
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -49,7 +47,7 @@ def run(plan: Plan, folder: pytest.TempPathFactory, waits: str = "default") -> S
 def test_an_optimizer_takes_the_host_s_steps(
     tmp_path_factory: pytest.TempPathFactory, optimizer: str, clip: str
 ) -> None:
-    words = (f"optimizer={optimizer}", "optimizer.lr=0.01", f"clip={clip}", "on.precision=64.64", *PLAIN)
+    words = (f"optimizer={optimizer}", "optimizer.lr=0.01", f"clip={clip}", "on.precision=fp64", *PLAIN)
     ends = []
     for device in ("cpu", "cuda"):
         state = run(make_plan(*words, f"on.device={device}"), tmp_path_factory)
@@ -58,15 +56,20 @@ def test_an_optimizer_takes_the_host_s_steps(
         assert torch.allclose(tensor, ends[1][name], rtol=1e-7, atol=1e-7), name
 
 
-@pytest.mark.parametrize("precision", ["16.32", "16.16", "fp16.16"])
-@pytest.mark.parametrize("optimizer", ["{name: momentum, lr: 0.1}", "{name: lars, lr: 1}", "{name: muon, lr: 0.01}"])
-def test_no_step_waits_for_the_device(tmp_path_factory: pytest.TempPathFactory, optimizer: str, precision: str) -> None:
+@pytest.mark.parametrize(("precision", "weights"), [("bf16", "fp32"), ("bf16", "bf16"), ("fp16", "fp16")])
+@pytest.mark.parametrize(
+    "optimizer", ["{name: sgd, lr: 0.1, momentum: 0.9}", "{name: lars, lr: 1}", "{name: muon, lr: 0.01}"]
+)
+def test_no_step_waits_for_the_device(
+    tmp_path_factory: pytest.TempPathFactory, optimizer: str, precision: str, weights: str
+) -> None:
     words = (
         f"optimizer={optimizer}",
         f"clip={CLIPS[1]}",
         "mix.mixup=0.2",
-        "average={decay: 0.9}",
+        "ema={decay: 0.9}",
         f"on.precision={precision}",
+        f"on.weights={weights}",
         "on.device=cuda",
         *PLAIN,
     )

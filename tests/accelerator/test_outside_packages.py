@@ -25,7 +25,7 @@ pytestmark = pytest.mark.accelerator
      "torchvision:mobilenet_v3_small", "torchvision:regnet_y_400mf"],
 )  # fmt: skip
 def test_an_outside_network_is_the_same_run_on_two_layouts(tmp_path: Path, model: str) -> None:
-    words = ["on.precision=64.64", f"model={model}", "data.side=64", "norm_batch=8", "optimizer.lr=0.0001"]
+    words = ["on.precision=fp64", f"model={model}", "data.side=64", "norm_batch=8", "optimizer.lr=0.0001"]
     outcomes = []
     for replicas, micro_batch in ((1, 16), (2, 4)):
         folder = tmp_path / str(replicas)

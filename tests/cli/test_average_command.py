@@ -118,7 +118,7 @@ def test_recalibrated_statistics_are_of_images_as_large_as_the_last(
     paceline: Paceline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "small.yaml").write_text(SMALL)
-    words = ["data.side=16", "on.precision=64.64"]
+    words = ["data.side=16", "on.precision=fp64"]
     done = paceline("train", "small.yaml", *words, "augment.side={0%: 8, 50%: 16}", "--out", "run")
     assert done.returncode == 0, done.stderr
     assert ask(tmp_path / "run", capsys, recalibrate=40)["recalibrated_images"] == 48

@@ -134,12 +134,12 @@ def test_a_resume_that_changes_arithmetic_says_so(paceline: Paceline, tmp_path: 
     for step in (4, 6):
         for file in (tmp_path / f"run/checkpoints/step-{step:09d}").iterdir():
             file.unlink()
-    done = paceline("resume", "run", "on.precision=64.64")
+    done = paceline("resume", "run", "on.precision=fp64")
     assert done.returncode == 0, done.stderr
     assert "damaged" in done.stdout
     assert [row["step"] for row in rows_of(tmp_path / "run") if row["kind"] == "start"] == [0, 2]
     starts = [row for row in rows_of(tmp_path / "run") if row["kind"] == "start"]
-    assert starts[1]["arithmetic_changed"] == {"precision": ["32.32", "64.64"]}
+    assert starts[1]["arithmetic_changed"] == {"precision": ["fp32", "fp64"]}
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip"])
@@ -172,7 +172,7 @@ def test_plan_prints_the_arithmetic_as_table_json_yaml_and_schema(paceline: Pace
     resolved = paceline("plan", "cifar10/resnet20", "epochs=7", "--yaml").stdout
     assert re.search(r"epochs: 7.0 +# 'epochs=7'", resolved)
     assert re.search(r"global_batch: 128 +# cifar10/resnet20:\d", resolved)
-    assert re.search(r"tail: flow +# default", resolved)
+    assert re.search(r"drop_last: false +# default", resolved)
     schema = json.loads(paceline("plan", "--schema").stdout)
     assert "global_batch" in schema["recipe"]["properties"]
 

@@ -30,9 +30,9 @@ data: {name: images, side: 16, max_bad: 1}
 global_batch: 8
 norm_batch: 4
 epochs: 20
-optimizer: {name: momentum, lr: 0.1}
+optimizer: {name: sgd, lr: 0.1, momentum: 0.9}
 schedule: constant
-augment: {flip: true, policy: {name: randaugment}, color: {brightness: 0.2}, erase: {chance: 0.5}}
+augment: {flip: true, policy: {name: randaugment}, color: {brightness: 0.2}, erase: {probability: 0.5}}
 report: 2 steps
 """
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -179,7 +179,7 @@ def as_trained(plan: Any, folder: Path, position: int) -> Any:
 
 
 def test_an_image_that_an_epoch_drops_is_shown_in_a_later_one() -> None:
-    counts = ("data.images=55", "data.validation_images=5", "data.classes=4", "tail=drop", "global_batch=32")
+    counts = ("data.images=55", "data.validation_images=5", "data.classes=4", "drop_last=true", "global_batch=32")
     plan = make_plan(*counts, text=PAGE)
     pairs, order = data_show._shown_positions(plan), training_order(plan)
     firsts, seconds = (np.array(column) for column in zip(*pairs, strict=True))
@@ -200,7 +200,7 @@ def test_what_cannot_be_shown_is_refused(tmp_path: Path, folder: Path) -> None:
 
 def test_bench_measures_and_names_the_limit(paceline: Paceline, folder: Path, recipe: str) -> None:
     words = [recipe, "--data", str(folder), "--device", "cpu", "--seconds", "0.01", "--images", "24"]
-    done = paceline("bench", "data", *words, "on.loader_threads=2", "--json")
+    done = paceline("bench", "data", *words, "on.loader_workers=2", "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert (said["images"], said["threads"], said["warm_cache"], said["transfer"]) == (24, 2, True, None)

@@ -51,8 +51,8 @@ FAULTS = [
     (["train", "--epochs", "3"], "there is no option --epochs; write epochs=3"),
     (["plan", "cifar10/resnet20", "--lr=0.1"], "there is no option --lr; write optimizer.lr=0.1"),
     (["train", "--batch-size", "64", "epochs=3"], "there is no option --batch-size; write global_batch=64"),
-    (["bench", "data", "--workers"], "there is no option --workers; write on.loader_threads=..."),
-    (["resume", "run", "--precision", "16.32"], "there is no option --precision; write on.precision=16.32"),
+    (["bench", "data", "--workers"], "there is no option --workers; write on.loader_workers=..."),
+    (["resume", "run", "--precision", "bf16"], "there is no option --precision; write on.precision=bf16"),
     (["train", "--resume", "r2"], "there is no option --resume; write paceline resume r2"),
     (["models", "resnet18", "--blocks", "stem=3x3"], "'stem=3x3': recipe has no 'stem'; did you mean 'model.stem'?"),
     (["verify", "shapes/resnet8", "on.replicas=2"], "verify chooses the placements itself"),
@@ -67,7 +67,7 @@ FAULTS = [
 @pytest.mark.parametrize(("words", "message"), FAULTS, ids=[" ".join(words) for words, _ in FAULTS])
 def test_a_fault_is_one_line_and_never_loads_torch(tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "twice.yaml").write_text("epochs: 3\nepochs: 4\n")
-    (tmp_path / "typo.yaml").write_text("model: resnet8\nepochs: 1\noptimizer: {name: momentum, momentm: 1}\n")
+    (tmp_path / "typo.yaml").write_text("model: resnet8\nepochs: 1\noptimizer: {name: sgd, momentm: 1}\n")
     (tmp_path / "labels.csv").write_text("")
     (tmp_path / "generated.yaml").write_text(SMALL)
     (tmp_path / "on.yaml").write_text(SMALL.replace("report: 1 steps", "on: {precision: 16.32}"))

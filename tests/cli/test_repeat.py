@@ -45,7 +45,7 @@ def test_a_recipe_that_wants_no_bad_step_stops_at_the_first(paceline: Paceline, 
     assert f"step {last['first_bad_step']} was bad (a gradient" in done.stderr
 
 
-FP16 = ("on.device=cpu", "on.precision=fp16.32")
+FP16 = ("on.device=cpu", "on.precision=fp16")
 
 
 def test_too_many_bad_steps_in_a_row_end_a_run_though_good_ones_came_before_the_report(
@@ -66,7 +66,7 @@ def test_too_many_bad_steps_in_a_row_end_a_run_though_good_ones_came_before_the_
 
 
 def test_a_variance_that_overflows_is_a_bad_step_and_named(paceline: Paceline, small: str, tmp_path: Path) -> None:
-    words = ["train", small, "optimizer.lr=1e12", "epochs=3", "on.precision=32.32", "on_bad_step=stop", "--out", "run"]
+    words = ["train", small, "optimizer.lr=1e12", "epochs=3", "on.precision=fp32", "on_bad_step=stop", "--out", "run"]
     done = paceline(*words)
     assert done.returncode == 1
     bad = latest(rows_of(tmp_path / "run"), "report")[-1]["first_bad_step"]

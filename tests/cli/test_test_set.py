@@ -229,7 +229,7 @@ def test_names_that_contradict_are_refused(words: dict[str, Any], what: str) -> 
 
 def test_data_without_a_validation_part_are_judged_whole(tmp_path: Path) -> None:
     write_tfrecord(clean_pictures(20), tmp_path / "data", 0)
-    found = to_judge(Files(name="images", validation=0.2, use=0.5), NAMES, tmp_path / "data")
+    found = to_judge(Files(name="images", validation=0.2, fraction=0.5), NAMES, tmp_path / "data")
     assert found.validation_images == 20
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no images are here"):

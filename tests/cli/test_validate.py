@@ -238,7 +238,7 @@ def test_tables_fit_a_terminal_and_show_accuracies_in_percent(run: Path, capsys:
 def test_the_table_of_a_long_run_with_an_average_fits_too(capsys: pytest.CaptureFixture[str]) -> None:
     row = {
         "step": 450_360, "epoch": 90.0, "loss": 0.9876, "top1": 0.7654, "top5": 1.0, "images": 50_000, "averaged": True,
-        "seconds": 1234.5, "images_per_second": 12_345.6, "device": "cuda", "precision": "fp16.32",
+        "seconds": 1234.5, "images_per_second": 12_345.6, "device": "cuda", "precision": "fp16",
     }  # fmt: skip
     validate._show([row, row | {"averaged": False}])
     lines = capsys.readouterr().out.splitlines()

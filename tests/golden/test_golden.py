@@ -22,7 +22,7 @@ from paceline.model.build import build_network
 from paceline.model.network import Network
 from paceline.model.tables import MEMBERS, member, smallest_side
 from paceline.settings import build
-from paceline.settings.data import Facts
+from paceline.settings.data import DataFacts
 from paceline.settings.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,7 +70,7 @@ def scores(name: str, shift: int = 0) -> list[float]:
     plain = "{name: inception-v3, auxiliary: 0}" if name == "inception-v3" else name  # heads count in training only
     side = max(smallest_side(recipe(plain).model), 9 if member(name).side == 32 else 33)
     with torch.device("meta"):
-        network = build_network(recipe(name), Facts(1, 1, CLASSES, side))
+        network = build_network(recipe(name), DataFacts(1, 1, CLASSES, side))
     network = network.double().to_empty(device="cpu").eval()
     fill(network)
     images = 2 * numbers(shift + 3 * side**2)[shift:].view(1, 3, side, side)

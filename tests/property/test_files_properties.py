@@ -45,7 +45,7 @@ class Case:
 
     def plan(self, folder: Path) -> Plan:
         placed = (
-            f"on.loader_threads={self.threads}", f"on.replicas={self.replicas}", f"on.micro_batch={self.micro_batch}"
+            f"on.loader_workers={self.threads}", f"on.replicas={self.replicas}", f"on.micro_batch={self.micro_batch}"
         )  # fmt: skip
         return file_plan(folder, *WORDS, f"seed={self.seed}", *placed)
 

@@ -25,7 +25,7 @@ from paceline.sink import Sink
 from paceline.training.averaging import conclude, recalibrate
 from paceline.training.evaluate import evaluate
 from paceline.training.loop import train
-from paceline.training.requests import Signals, Wishes
+from paceline.training.requests import Requests
 from paceline.training.save import to_keep
 from paceline.training.session import take_up
 from paceline.training.state import State, begin, fresh, restore, set_network, to_files
@@ -75,10 +75,10 @@ def averaged(average: Average) -> list[float]:
     ("words", "moves"),
     [
         ((), list(range(1, 19))),
-        (("average.every=1 epoch",), [6, 12, 18]),
-        (("average.every=4 steps",), [4, 8, 12, 16]),
-        (("average.start=7 steps",), list(range(7, 19))),
-        (("average.start=1 epoch", "average.every=5 steps"), [6, 11, 16]),
+        (("ema.every=1 epoch",), [6, 12, 18]),
+        (("ema.every=4 steps",), [4, 8, 12, 16]),
+        (("ema.start=7 steps",), list(range(7, 19))),
+        (("ema.start=1 epoch", "ema.every=5 steps"), [6, 11, 16]),
     ],
 )
 def test_the_average_is_its_definition(words: tuple[str, ...], moves: list[int]) -> None:
@@ -112,7 +112,7 @@ def test_a_bad_step_does_not_move_it() -> None:
 
 def test_one_that_moves_once_an_epoch_moves_though_that_step_is_bad() -> None:
     module = Little()
-    average = Average(make_plan("average.every=1 epoch"), module, 0.5)
+    average = Average(make_plan("ema.every=1 epoch"), module, 0.5)
     module.walk(6)
     average.move(6, GOOD)
     before = averaged(average)
@@ -178,15 +178,21 @@ def open_run(plan: Plan, folder: Path) -> tuple[Run, State, Loader]:
 def trained(plan: Plan, folder: Path) -> tuple[Run, State, Loader]:
     """A whole run in this process."""
     run, state, loader = open_run(plan, folder)
-    assert train(plan, WORLD, run, state, loader, Sink(), Wishes(WORLD, Signals(), None))
+    assert train(plan, WORLD, run, state, loader, Sink(), Requests(WORLD))
     return run, state, loader
 
 
-@pytest.mark.parametrize("precision", ["32.32", "16.16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_training_does_not_notice_the_average(tmp_path: Path, precision: str) -> None:
-    words = ("epochs=2", "evaluate.every=4 steps", f"on.precision={precision}", "on.cpu_threads=1")
+    words = (
+        "epochs=2",
+        "evaluate.every=4 steps",
+        f"on.precision={precision}",
+        f"on.weights={precision}",
+        "on.cpu_threads=1",
+    )
     runs = {}
-    for name, more in (("without", ()), ("with", ("average.decay=0.8",))):
+    for name, more in (("without", ()), ("with", ("ema.decay=0.8",))):
         run, state, _ = trained(make_plan(*words, *more), tmp_path / name)
         runs[name] = run.rows(), {**state.network.module.state_dict(), **state.optimizer.tensors()}
         run.close()
@@ -203,7 +209,7 @@ def test_training_does_not_notice_the_average(tmp_path: Path, precision: str) ->
 
 
 def test_validation_judges_the_average_and_statistics_with_it(tmp_path: Path) -> None:
-    plan = make_plan("average.decay=0.8", "evaluate.every=3 steps", "on.save=3 steps", "on.keep_last=9")
+    plan = make_plan("ema.decay=0.8", "evaluate.every=3 steps", "on.save=3 steps", "on.keep_last=9")
     run, state, loader = trained(plan, tmp_path)
     for row in latest(run.rows(), "validation"):
         files = checkpoint.read(run.checkpoints / checkpoint.name_of(row["step"]))
@@ -217,8 +223,8 @@ def test_validation_judges_the_average_and_statistics_with_it(tmp_path: Path) ->
 
 
 def test_each_step_of_a_run_moves_it_after_the_weights(tmp_path: Path) -> None:
-    words = ("on.precision=64.64", "on.save=1 step", "on.keep_last=9")
-    run, _, _ = trained(make_plan("average.decay=0.8", "average.start=2 steps", *words), tmp_path)
+    words = ("on.precision=fp64", "on.save=1 step", "on.keep_last=9")
+    run, _, _ = trained(make_plan("ema.decay=0.8", "ema.start=2 steps", *words), tmp_path)
     expected: dict[str, Tensor] = {}
     for step in range(2, 7):
         files = checkpoint.read(run.checkpoints / checkpoint.name_of(step))
@@ -231,7 +237,7 @@ def test_each_step_of_a_run_moves_it_after_the_weights(tmp_path: Path) -> None:
 
 
 def test_before_it_begins_the_weights_themselves_are_judged(tmp_path: Path) -> None:
-    plan = make_plan("average.decay=0.8", "average.start=4 steps", "evaluate.every=2 steps", "on.save=2 steps")
+    plan = make_plan("ema.decay=0.8", "ema.start=4 steps", "evaluate.every=2 steps", "on.save=2 steps")
     run, state, _ = trained(plan, tmp_path)
     assert [row["averaged"] for row in latest(run.rows(), "validation")] == [False, True, True]
     early = checkpoint.read(run.checkpoints / checkpoint.name_of(2))
@@ -241,14 +247,14 @@ def test_before_it_begins_the_weights_themselves_are_judged(tmp_path: Path) -> N
 
 
 def test_a_checkpoint_without_the_average_is_refused_for_a_run_that_has_one() -> None:
-    plan = make_plan("average.decay=0.8")
+    plan = make_plan("ema.decay=0.8")
     state = fresh(plan, WORLD)
     begin(state, plan)
     state.step = 5
     files = to_files(state)
     restore(fresh(plan, WORLD), files, "step-5")
     del files["average.safetensors"]
-    with pytest.raises(RunError, match=r"step-5: 'average.safetensors' is missing, .*average.decay.*init.from"):
+    with pytest.raises(RunError, match=r"step-5: 'average.safetensors' is missing, .*ema.decay.*init.from"):
         restore(fresh(plan, WORLD), files, "step-5")
     files["average.safetensors"] = b"nonsense"
     with pytest.raises(RunError, match="not a checkpoint that this version reads"):
@@ -265,7 +271,7 @@ class Listening(World):
 
 
 def test_a_restored_average_is_given_to_every_replica(tmp_path: Path) -> None:
-    plan = make_plan("average.decay=0.8")
+    plan = make_plan("ema.decay=0.8")
     run, before, _ = trained(plan, tmp_path)
     world = Listening(torch.device("cpu"))
     state = take_up(plan, world, run)
@@ -279,7 +285,7 @@ def test_a_restored_average_is_given_to_every_replica(tmp_path: Path) -> None:
 
 
 STEPS = 6
-LAYOUT = ("on.precision=64.64", "on.cpu_threads=1", "average.decay=0.6", "average.every=2 steps")
+LAYOUT = ("on.precision=fp64", "on.cpu_threads=1", "ema.decay=0.6", "ema.every=2 steps")
 
 
 def trial(folder: Path, *words: str) -> Outcome:
@@ -345,8 +351,8 @@ def test_blending_rounds_once_to_the_stored_type() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("average.last=3", "epochs=2"), "2 are 1 epoch apart; write average.last=2 or a shorter average.apart"),
-        (("average.last=9", "epochs=2", "average.apart=2 steps"), "6 are 2 steps apart; write average.last=6"),
+        (("average.last=3", "epochs=2"), "2 are 1 epoch apart; write average.last=2 or a shorter average.every"),
+        (("average.last=9", "epochs=2", "average.every=2 steps"), "6 are 2 steps apart; write average.last=6"),
     ],
 )
 def test_checkpoints_that_will_not_be_there_cannot_be_averaged(words: tuple[str, ...], message: str) -> None:
@@ -356,7 +362,7 @@ def test_checkpoints_that_will_not_be_there_cannot_be_averaged(words: tuple[str,
 
 @pytest.mark.parametrize("words", [(), ("on.save=10 minutes",), ("on.save=5 steps",)])
 def test_the_end_averages_what_the_recipe_names_whatever_else_is_saved(words: tuple[str, ...]) -> None:
-    plan = make_plan("epochs=6", "average.last=3", "average.apart=7 steps", *words)
+    plan = make_plan("epochs=6", "average.last=3", "average.every=7 steps", *words)
     assert plan.steps == 36
     assert plan.averaged_steps == [28, 35, 36]
     assert to_keep(plan, [0, 7, 14, 21, 28, 33, 34, 35, 36], []) == {28, 34, 35, 36}
@@ -366,7 +372,7 @@ def test_the_end_averages_what_the_recipe_names_whatever_else_is_saved(words: tu
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_run_ends_with_the_mean_of_its_last_checkpoints(tmp_path: Path, damaged: bool) -> None:
-    plan = make_plan("epochs=2", "average.last=3", "average.apart=4 steps", "on.save=100%")
+    plan = make_plan("epochs=2", "average.last=3", "average.every=4 steps", "on.save=100%")
     run, state, loader = trained(plan, tmp_path)
     saved = {step: run.checkpoints / checkpoint.name_of(step) / "network.safetensors" for step in (4, 8, 12)}
     if damaged:
@@ -411,7 +417,7 @@ def seen_by_hand(plan: Plan, steps: int, start: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("micro_batch", "start"), [(16, 0), (4, 0), (16, 6)])
 def test_recalibrated_statistics_are_the_mean_over_norm_groups(tmp_path: Path, micro_batch: int, start: int) -> None:
-    plan = make_plan("on.precision=64.64", f"on.micro_batch={micro_batch}")
+    plan = make_plan("on.precision=fp64", f"on.micro_batch={micro_batch}")
     run, state, loader = open_run(plan, tmp_path)
     weights = state.network.module.state_dict()["head.dense.weight"].clone()
     assert recalibrate(plan, WORLD, state, loader, 40, start) == 48

@@ -193,7 +193,7 @@ def masks_of_steps(plan: Plan, steps: int) -> list[Tensor]:
 def test_a_network_draws_by_the_images_positions_however_a_step_is_cut() -> None:
     expected = masks_of_steps(make_plan(*CHANCY, "on.micro_batch=16"), 2)
     found = masks_of_steps(make_plan(*CHANCY, "on.micro_batch=4"), 2)
-    resident = masks_of_steps(make_plan(*CHANCY, "on.micro_batch=8", "on.resident=true"), 2)
+    resident = masks_of_steps(make_plan(*CHANCY, "on.micro_batch=8", "on.data_on_device=true"), 2)
     for masks in (found, resident):
         assert all(torch.equal(a, b) for a, b in zip(masks, expected, strict=True))
     assert not torch.equal(expected[0], expected[1])  # the next step's images have other positions

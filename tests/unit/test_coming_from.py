@@ -182,8 +182,8 @@ def pages(words: list[str]) -> Iterator[dict[str, Any]]:
     """Recipes that differ in the kinds of those sections that the words speak of: one of them must take the words."""
     named = {re.split(r"[.=]", word)[0] for word in words} & {"model", "data", "norm", "optimizer", "schedule"}
     choices = {key: list(samples(key)) for key in sorted(named)}
-    momentum = {"name": "momentum", "lr": 0.1}
-    usual = {"model": "resnet50", "global_batch": 256, "epochs": 90, "optimizer": momentum, "schedule": "cosine"}
+    sgd = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
+    usual = {"model": "resnet50", "global_batch": 256, "epochs": 90, "optimizer": sgd, "schedule": "cosine"}
     for chosen in itertools.product(*choices.values()):
         yield usual | dict(zip(choices, chosen, strict=True))
 
@@ -306,7 +306,8 @@ def test_as_above_stands_below_a_row_of_its_kind() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        "optimizer.trusted", "on.micro", "optimizer.trust=-1", "on.precision=8.8", "model=resnet51", "paceline tran",
+        "optimizer.trusted", "on.micro", "optimizer.trust_coefficient=-1", "on.precision=8", "model=resnet51",
+        "paceline tran",
         "paceline average RUN --first 5", "torchrun --processes 8", "--input", "schedule.drops=0.5", "norm.group",
         "paceline models resnet51", "DATA_PATH", "data.evaluation.short=wide",
     ],

@@ -124,7 +124,7 @@ def test_evaluation_is_torchvisions_resize_and_center_crop(resize: Filter, width
 def test_any_other_fractional_box_is_pillows(resize: Filter) -> None:
     encoded = saved(scene(180, 133))
     top, left, tall, wide = box = evaluation_boxes(
-        Squash(name="squash", share=0.9137), SIDE, np.array([180]), np.array([133])
+        Squash(name="squash", fraction=0.9137), SIDE, np.array([180]), np.array([133])
     )[0]
     edges = (left, top, left + wide, top + tall)
     expected = np.asarray(opened(encoded).resize((SIDE, SIDE), PILLOW[resize], box=edges)).astype(np.int64)
@@ -361,7 +361,7 @@ def test_tiled_files_give_the_pixels_of_the_whole_file() -> None:
     plain = np.arange(8)
     boxes: list[Any] = [*training_boxes(0, Crop(), plain, np.full(8, 192), np.full(8, 128))]
     boxes += [*evaluation_boxes(Center(name="center", short=73), SIDE, np.array([192]), np.array([128]))]
-    boxes += [*evaluation_boxes(Squash(name="squash", share=0.4321), SIDE, np.array([192]), np.array([128]))]
+    boxes += [*evaluation_boxes(Squash(name="squash", fraction=0.4321), SIDE, np.array([192]), np.array([128]))]
     for resize in FILTERS:
         for box in boxes:
             assert np.array_equal(made(tiled, box, resize, flags=Flag.TILED), made(tiled, box, resize))

@@ -21,7 +21,7 @@ from pictures_made import split, write_folder, write_tars
 
 PICTURES = clean_pictures(60)
 JUDGED = sorted(split(PICTURES, 1 / 7)[1], key=lambda picture: picture.key)
-WORDS = ("on.loader_threads=2", "on.micro_batch=4", "on.decoded_validation=true")
+WORDS = ("on.loader_workers=2", "on.micro_batch=4", "on.decoded_validation=true")
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_what_was_decoded_once_is_never_read_again(folder: Path, plain: Seen, re
     assert same(judged(plan, folder), plain)
     assert len(reads) >= len(JUDGED)
     reads.clear()
-    for words in ((), ("on.replicas=2",), ("on.loader_threads=1", "seed=7", "epochs=3")):
+    for words in ((), ("on.replicas=2",), ("on.loader_workers=1", "seed=7", "epochs=3")):
         assert same(judged(file_plan(folder, *WORDS, *words), folder), plain)
     assert reads == []
 

@@ -38,7 +38,7 @@ data: {name: images, side: 16, images: 55, validation_images: 5, classes: 4, max
 global_batch: 8
 norm_batch: 4
 epochs: 2
-optimizer: {name: momentum, lr: 0.1}
+optimizer: {name: sgd, lr: 0.1, momentum: 0.9}
 schedule: constant
 augment: {flip: true}
 report: 2 steps
@@ -87,7 +87,7 @@ def test_exactly_the_bad_pictures_are_found_in_every_format(write: Any, tmp_path
 
 
 def test_what_is_called_bad_is_what_training_puts_aside(folder: Path) -> None:
-    plan = plan_of("tail=drop", "on.micro_batch=8")
+    plan = plan_of("drop_last=true", "on.micro_batch=8")
     assert isinstance(plan.data, Files)
     bad = Quarantine(None, most=99)
     loader = Stream(plan, partial(open_splits, plan, plan.data, folder), 0, CPU, bad)
@@ -216,15 +216,15 @@ SMALL_TILES = table_of(*3 * [{"flags": Flag.JPEG | Flag.SEQUENTIAL | Flag.TILED,
 def remedies(table: Table, cores: int, *words: str) -> str:
     said = check.advice(plan_of(*words), 0.38, 410.4, table, cores)
     assert said is not None
-    assert said.startswith("38% of the time is spent waiting for images (410 images/s with on.loader_threads=")
+    assert said.startswith("38% of the time is spent waiting for images (410 images/s with on.loader_workers=")
     assert said.endswith("; paceline bench data measures it")
     return said.split("; ")[1]
 
 
 def test_advice_names_only_what_is_not_done_yet() -> None:
     pack, smaller = "a pack (paceline data pack SOURCE OUT)", "a smaller pack (paceline data pack SOURCE OUT --max-side"
-    one, all_ = "on.loader_threads=1", "on.loader_threads=4"
-    assert remedies(JPEGS, 4, one) == f"what may help: on.loader_threads=4, or {pack}"
+    one, all_ = "on.loader_workers=1", "on.loader_workers=4"
+    assert remedies(JPEGS, 4, one) == f"what may help: on.loader_workers=4, or {pack}"
     assert remedies(JPEGS, 4, all_) == f"what may help: {pack}"
     assert remedies(TILES, 4, all_).startswith(f"what may help: {smaller}")
     assert remedies(PNGS, 4, all_).startswith(f"what may help: {smaller}")
@@ -234,10 +234,10 @@ def test_advice_names_only_what_is_not_done_yet() -> None:
 
 
 def test_advice_names_the_accelerator_only_where_it_can_decode(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = ["on.device=cuda", "on.loader_threads=4", "on.replicas=1"]
+    cuda = ["on.device=cuda", "on.loader_workers=4", "on.replicas=1"]
     monkeypatch.setattr(check, "has_torchvision", lambda: True)
     assert remedies(SMALL_TILES, 4, *cuda) == "what may help: on.decoder=gpu"
-    assert remedies(SMALL_TILES, 4, "on.loader_threads=4") == "more cores would help"
+    assert remedies(SMALL_TILES, 4, "on.loader_workers=4") == "more cores would help"
     assert remedies(SMALL_TILES, 4, *cuda, "augment.python=mine:change") == "more cores would help"
     assert remedies(JPEGS, 4, *cuda, "on.decoder=gpu").startswith("what may help: a smaller pack")  # not by tiles
     assert remedies(SMALL_TILES, 4, *cuda, "on.decoder=gpu") == "more cores would help"
@@ -262,7 +262,7 @@ def test_waiting_is_said_once_and_after_a_whole_interval_that_is_not_the_first(f
     said = watch.heard(report(6))
     assert said is not None
     assert "50%" in said
-    assert "on.loader_threads=64" in said
+    assert "on.loader_workers=64" in said
     assert watch.heard(report(8)) is None
 
 
@@ -309,7 +309,7 @@ def test_a_sample_is_measured_on_the_loaders_own_way(sample: Sample, monkeypatch
 def test_the_plan_of_a_sample_keeps_what_the_images_are_and_leaves_the_layout(sample: Sample) -> None:
     plan = sample.plan_for(3)
     assert (plan.facts.images, plan.facts.side, plan.recipe.seed) == (24, 16, plan_of().recipe.seed)
-    assert plan.placement.loader_threads == 3
+    assert plan.placement.loader_workers == 3
     assert plan.micro_batch == plan.global_batch == 16
     assert sample.plan_for(20).global_batch == 40
     pillow = Sample(plan_of("on.decoder=pillow"), sample.folder, 24)
@@ -379,7 +379,7 @@ def test_the_sentence_names_the_limit_and_what_was_measured_to_help() -> None:
         "a pack with --max-side 500 --quality 90 would give 3.4x, on.decoder=gpu would give 10.0x"
     )
     one = facts | {"threads": 1, "remedies": bench_data.remedies(rows[:2], 1)}
-    assert bench_data.sentence(one) == "decode limits: 210 images/s on 1 thread; on.loader_threads=2 would give 2.0x"
+    assert bench_data.sentence(one) == "decode limits: 210 images/s on 1 thread; on.loader_workers=2 would give 2.0x"
 
 
 def test_what_does_not_help_is_not_advised() -> None:

@@ -21,7 +21,7 @@ def edges(draw: Callable[[Recipe, Int64s, int], Float64s | None], recipe: Recipe
 
 
 def test_erased_boxes_have_the_wanted_area_and_shape_and_lie_inside() -> None:
-    recipe = make_recipe("augment.erase={chance: 0.25, area: [0.1, 0.4], aspect: [0.5, 2]}")
+    recipe = make_recipe("augment.erase={probability: 0.25, area: [0.1, 0.4], aspect: [0.5, 2]}")
     side = 100
     top, left, bottom, right = edges(draw_erase, recipe, side)
     height, width = bottom - top, right - left
@@ -39,7 +39,7 @@ def test_erased_boxes_have_the_wanted_area_and_shape_and_lie_inside() -> None:
 
 
 def test_a_box_that_never_fits_erases_nothing() -> None:
-    recipe = make_recipe("augment.erase={chance: 1, area: [1, 1], aspect: [1, 1]}")
+    recipe = make_recipe("augment.erase={probability: 1, area: [1, 1], aspect: [1, 1]}")
     assert not edges(draw_erase, recipe, 32).any()
 
 

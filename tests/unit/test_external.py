@@ -23,7 +23,7 @@ from paceline.model.whole import Whole
 from paceline.optim.build import decays, group, head, ruled
 from paceline.optim.lars import LarsRule
 from paceline.optim.muon import MuonRule
-from paceline.settings.model import Outside
+from paceline.settings.model import External
 from paceline.settings.optimizer import WeightDecay
 from paceline.training.state import begin, fresh
 from paceline.world import World
@@ -31,7 +31,7 @@ from paceline.world import World
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 WORLD = World(torch.device("cpu"))
-EXACT = ("on.precision=64.64",)
+EXACT = ("on.precision=fp64",)
 
 
 class DropPath(nn.Module):
@@ -184,7 +184,7 @@ def test_a_name_with_a_package_is_that_package_s_network_as_one_block(
     package: str, packages: list[tuple[str, dict[str, Any]]]
 ) -> None:
     plan = make_plan(f"model={package}:small", "data.classes=6")
-    assert plan.recipe.model == Outside(name=package, network="small")  # type: ignore[arg-type]
+    assert plan.recipe.model == External(name=package, network="small")  # type: ignore[arg-type]
     network = build_network(plan.recipe, plan.facts)
     assert list(dict(network.named_children())) == list(plan.network.blocks) == ["network"]
     assert network.eval()(torch.zeros(2, 3, 8, 8)).shape == (2, 6)

@@ -121,7 +121,7 @@ def test_what_is_left_out_is_noted_however_the_index_is_opened(tmp_path: Path) -
     put(folder, "train/dog/README")
     again = ("5 files were left out: 3 .heic, 1 without ending, 1 .txt", notes[1])
     assert open_index(files(), folder).notes == again
-    assert open_index(files(use=0.9), folder).notes == again
+    assert open_index(files(fraction=0.9), folder).notes == again
 
 
 def test_a_compressed_archive_beside_class_folders_is_left_out_and_noted(tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ from paceline.model.init import initialize, published
 from paceline.model.norm import NormAct
 from paceline.model.resnet import Unit
 from paceline.settings import model
-from paceline.settings.data import Facts
+from paceline.settings.data import DataFacts
 from paceline.settings.model import Model
 from paceline.settings.recipe import Init
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-FACTS = Facts(1, 1, 10, 32)
+FACTS = DataFacts(1, 1, 10, 32)
 GOLDEN = "236b53c0c0ddf15766ceeabc84d716f024fb6d083ab45bcfbd81a0a4e2c22f0b"
 
 
@@ -111,7 +111,7 @@ def test_every_family_starts_as_it_was_published(family: type[Model]) -> None:
     init = published(recipe.init, recipe.model)
     assert (init.conv, init.dense) == (conv, dense)
     with torch.device("meta"):
-        built = build_network(recipe, Facts(1, 1, 100, 32))
+        built = build_network(recipe, DataFacts(1, 1, 100, 32))
     for kind, start in ((nn.Conv2d, conv), (nn.Linear, dense)):
         layers = large_enough(built, kind)
         biased = [part for part in layers if part.bias is not None]
@@ -129,7 +129,7 @@ def test_every_family_starts_as_it_was_published(family: type[Model]) -> None:
 
 
 def test_every_family_of_ours_is_in_the_table_of_starts() -> None:
-    assert {*PUBLISHED, model.Outside} == set(typing.get_args(Model))
+    assert {*PUBLISHED, model.External} == set(typing.get_args(Model))
 
 
 @pytest.mark.parametrize("name", [name for name, _, _ in PUBLISHED.values()])

@@ -82,7 +82,7 @@ def take(source: Loader, start: int, count: int) -> list[list[MicroBatch]]:
         ("augment.pad=0",),
         ("augment.fill=mirror", "augment.pad=2"),
         ("augment.flip=false", "augment.alternate_flip=true"),
-        ("augment.flip=false", "augment.alternate_flip=true", "tail=drop", "data.images=90"),
+        ("augment.flip=false", "augment.alternate_flip=true", "drop_last=true", "data.images=90"),
     ],
 )
 def test_training_images_are_what_slicing_each_by_itself_gives(kind: type[Host], words: tuple[str, ...]) -> None:
@@ -100,11 +100,11 @@ def test_training_images_are_what_slicing_each_by_itself_gives(kind: type[Host],
 @pytest.mark.parametrize(
     "words",
     [
-        ("on.loader_threads=1", "on.micro_batch=16"),
-        ("on.loader_threads=3", "on.micro_batch=4"),
-        ("on.loader_threads=2", "on.micro_batch=4", "on.replicas=3"),
+        ("on.loader_workers=1", "on.micro_batch=16"),
+        ("on.loader_workers=3", "on.micro_batch=4"),
+        ("on.loader_workers=2", "on.micro_batch=4", "on.replicas=3"),
         ("on.micro_batch=8", "on.replicas=3"),
-        ("on.micro_batch=2", "on.replicas=2", "tail=drop", "data.images=90"),
+        ("on.micro_batch=2", "on.replicas=2", "drop_last=true", "data.images=90"),
     ],
 )
 def test_host_and_resident_loaders_give_the_same_images_on_every_layout(words: tuple[str, ...], start: int) -> None:
@@ -171,7 +171,7 @@ def test_each_image_is_mirrored_in_every_other_epoch(kind: type[Host]) -> None:
     ("words", "kind"),
     [
         (("data.images=60", "data.validation_images=10"), Resident),
-        (("data.images=60", "data.validation_images=10", "on.resident=false"), Host),
+        (("data.images=60", "data.validation_images=10", "on.data_on_device=false"), Host),
         (("data.images=1000000",), Host),  # images that repeat a small pool are not all there
         (("data.name=synthetic",), Synthetic),
     ],
@@ -253,7 +253,7 @@ def test_the_preparing_thread_makes_only_a_few_ahead_and_stops_when_the_consumer
 @pytest.mark.parametrize("kind", [Resident, Host])
 def test_closing_a_loader_s_steps_stops_its_threads(kind: type[Host]) -> None:
     before = threading.enumerate()
-    plan = make_plan("on.loader_threads=3", "on.micro_batch=4")
+    plan = make_plan("on.loader_workers=3", "on.micro_batch=4")
     take(kind(plan, SOURCE, 0, CPU), 0, 3)
     for thread in threading.enumerate():
         if thread not in before:

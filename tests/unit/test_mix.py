@@ -87,12 +87,12 @@ def test_boxes_lie_inside_the_image_and_reach_every_corner() -> None:
 
 
 def test_cutmix_is_for_a_share_of_the_images() -> None:
-    rows = draw(recipe("{cutmix: {name: fixed, kept: 0.5}, cutmix_chance: 0.3}"), MANY, 32)
+    rows = draw(recipe("{cutmix: {name: fixed, kept: 0.5}, cutmix_probability: 0.3}"), MANY, 32)
     assert (areas(rows, 32) > 0).mean() == pytest.approx(0.3, abs=0.02)
 
 
 def test_a_switch_gives_each_image_one_of_the_two() -> None:
-    rows = draw(recipe("{mixup: 0.5, cutmix: {name: fixed, kept: 0.5}, switch: 0.25}"), MANY, 32)
+    rows = draw(recipe("{mixup: 0.5, cutmix: {name: fixed, kept: 0.5}, switch_probability: 0.25}"), MANY, 32)
     cut = areas(rows, 32) > 0
     assert cut.mean() == pytest.approx(0.25, abs=0.02)
     assert np.all(rows[0][cut] == 1)
@@ -152,8 +152,8 @@ def test_an_automatic_micro_batch_holds_whole_blocks() -> None:
 
 
 def test_a_switch_without_both_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"mix.switch chooses between mixup and cutmix"):
-        make_plan("mix={mixup: 0.2, switch: 0.5}")
+    with pytest.raises(PlanError, match=r"mix.switch_probability chooses between mixup and cutmix"):
+        make_plan("mix={mixup: 0.2, switch_probability: 0.5}")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from paceline.model.norm import BatchNormAct
 from paceline.model.whole import Whole
 from paceline.planning import Plan
 from paceline.training.loop import update
-from paceline.training.requests import Signals, Wishes
 from paceline.training.state import State, begin, fresh
 from paceline.world import World
 
@@ -84,9 +83,8 @@ def shares(plan: Plan) -> Iterator[list[MicroBatch]]:
 
 
 def train(plan: Plan, state: State, steps: int) -> None:
-    wishes = Wishes(WORLD, Signals(), None)
     for _, share in zip(range(steps), shares(plan), strict=False):
-        update(plan, WORLD, state, share, wishes)
+        update(plan, WORLD, state, share)
 
 
 def snapshot(module: nn.Module) -> dict[str, Tensor]:
@@ -184,7 +182,7 @@ def test_frozen_blocks_get_no_gradients() -> None:
 
 def test_frozen_norms_use_the_statistics_they_have() -> None:
     """Images that share a batch with other images do not see them through a frozen norm."""
-    plan = make_plan("freeze=[stem]", "on.precision=64.64")
+    plan = make_plan("freeze=[stem]", "on.precision=fp64")
     state = make_state(plan)
     stem = state.network.module[0]
     state.network.module.train()
@@ -266,15 +264,15 @@ def make_whole(plan: Plan, start: dict[str, Tensor]) -> Whole:
 @pytest.mark.parametrize(
     ("words", "recompute"),
     [
-        ((*CHANCY, "on.precision=32.32"), "all"),
-        ((*CHANCY, "on.precision=64.64"), "[stage2/unit1, stage5]"),
-        ((*CHANCY, "on.precision=16.32"), "all"),
+        ((*CHANCY, "on.precision=fp32"), "all"),
+        ((*CHANCY, "on.precision=fp64"), "[stage2/unit1, stage5]"),
+        ((*CHANCY, "on.precision=bf16"), "all"),
         ((*CHANCY, "freeze=[stem, stage1, stage6]"), "all"),
         ((*CHANCY, "norm=group", "norm.proxy=true"), "all"),
-        (("on.precision=64.64",), "all"),
-        (("on.precision=64.64",), "head"),
-        ((*HEADED, "on.precision=32.32"), "all"),
-        ((*HEADED, "on.precision=16.32"), "[inception4a, aux1, inception4c]"),
+        (("on.precision=fp64",), "all"),
+        (("on.precision=fp64",), "head"),
+        ((*HEADED, "on.precision=fp32"), "all"),
+        ((*HEADED, "on.precision=bf16"), "[inception4a, aux1, inception4c]"),
     ],
     ids=["all", "some", "half", "frozen", "proxy", "resnet", "head", "heads", "some-heads"],
 )
@@ -293,7 +291,7 @@ def test_computing_again_changes_no_bit(words: tuple[str, ...], recompute: str) 
 def test_every_pass_of_a_step_leaves_statistics_of_its_own(recompute: str) -> None:
     sums = []
     for micro_batch in (16, 8, 4):
-        plan = make_plan(f"on.micro_batch={micro_batch}", "on.precision=64.64", f"on.recompute={recompute}")
+        plan = make_plan(f"on.micro_batch={micro_batch}", "on.precision=fp64", f"on.recompute={recompute}")
         whole = make_whole(plan, start_of(plan))
         whole.learn(next(shares(plan)))
         sums.append(whole.statistics.collect())

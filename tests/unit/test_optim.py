@@ -17,10 +17,10 @@ from paceline.settings.optimizer import WeightDecay
     ("optimizer", "momentum", "nesterov"),
     [
         ("{name: sgd, lr: 1}", 0.0, False),
-        ("{name: momentum, lr: 1}", 0.9, False),
-        ("{name: momentum, lr: 1, momentum: 0.7}", 0.7, False),
-        ("{name: momentum, lr: 1, momentum: 0.8, nesterov: true}", 0.8, True),
-        ("{name: momentum, lr: 1, momentum: 0}", 0.0, False),
+        ("{name: sgd, lr: 1, momentum: 0.9}", 0.9, False),
+        ("{name: sgd, lr: 1, momentum: 0.7}", 0.7, False),
+        ("{name: sgd, lr: 1, momentum: 0.8, nesterov: true}", 0.8, True),
+        ("{name: sgd, lr: 1, momentum: 0}", 0.0, False),
     ],
 )
 def test_every_step_is_its_formula(
@@ -52,7 +52,7 @@ def test_plain_descent_carries_nothing_from_step_to_step() -> None:
 def test_a_rate_of_zero_moves_no_weight_but_gathers_momentum() -> None:
     weights = parameters()
     before = {name: weight.detach().clone() for name, weight in weights.items()}
-    ours = build_optimizer(weights.items(), plan_of("{name: momentum, lr: 0}"))
+    ours = build_optimizer(weights.items(), plan_of("{name: sgd, lr: 0, momentum: 0.9}"))
     for summed in steps(weights, 1):
         ours.step(0.0, torch.tensor(4.0), GOOD)
         assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
@@ -60,7 +60,7 @@ def test_a_rate_of_zero_moves_no_weight_but_gathers_momentum() -> None:
             assert torch.allclose(ours.tensors()[f"{name}.momentum"], gradient / 4, rtol=1e-12)
 
 
-@pytest.mark.parametrize("optimizer", ["{name: sgd, lr: 1}", "{name: momentum, lr: 1, nesterov: true}"])
+@pytest.mark.parametrize("optimizer", ["{name: sgd, lr: 1}", "{name: sgd, lr: 1, momentum: 0.9, nesterov: true}"])
 def test_a_bad_step_leaves_weights_and_momentum_alone(optimizer: str) -> None:
     weights = parameters()
     ours = build_optimizer(
@@ -115,7 +115,7 @@ def test_weight_decay_of_zero_pulls_at_nothing() -> None:
 
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.8, True)])
 def test_a_block_s_learning_rate_is_multiplied_by_its_factor(momentum: float, nesterov: bool) -> None:
-    optimizer = f"{{name: momentum, lr: 1, momentum: {momentum}, nesterov: {str(nesterov).lower()}}}"
+    optimizer = f"{{name: sgd, lr: 1, momentum: {momentum}, nesterov: {str(nesterov).lower()}}}"
     factors = {"conv": 0.1, "dense": 10.0, "norm": 1.0}
     words = ("weight_decay={rate: 0.02, skip_names: [bias]}", "lr_factors={conv: 0.1, dense: 10}")
     weights = parameters()
@@ -146,7 +146,7 @@ def test_parameters_are_grouped_by_decay_and_factor() -> None:
 def test_a_factor_of_zero_keeps_a_block_where_it_is() -> None:
     weights = parameters()
     before = {name: weight.detach().clone() for name, weight in weights.items()}
-    ours = build_optimizer(weights.items(), plan_of("{name: momentum, lr: 1}", "lr_factors.conv=0"))
+    ours = build_optimizer(weights.items(), plan_of("{name: sgd, lr: 1, momentum: 0.9}", "lr_factors.conv=0"))
     for _ in steps(weights, 2):
         ours.step(0.1, torch.tensor(1.0), GOOD)
     assert [name for name, weight in weights.items() if torch.equal(weight, before[name])] == ["conv.weight"]
@@ -156,7 +156,7 @@ def test_parameters_that_stand_still_are_left_alone() -> None:
     weights = parameters()
     weights["conv.weight"].requires_grad_(False)
     before = weights["conv.weight"].clone()
-    ours = build_optimizer(weights.items(), plan_of("{name: momentum, lr: 1}", "weight_decay.rate=0.5"))
+    ours = build_optimizer(weights.items(), plan_of("{name: sgd, lr: 1, momentum: 0.9}", "weight_decay.rate=0.5"))
     assert "conv.weight.momentum" not in ours.tensors()
     for name, weight in weights.items():
         weight.grad = None if name == "conv.weight" else torch.ones_like(weight)
@@ -192,19 +192,18 @@ def test_a_factor_multiplies_the_steps_of_a_whole_block_of_a_network() -> None:
     from conftest import make_plan as small_plan
     from paceline.data.load.loader import open_loader
     from paceline.training.loop import update
-    from paceline.training.requests import Signals, Wishes
     from paceline.training.state import begin, fresh
     from paceline.world import World
 
     world = World(torch.device("cpu"))
     moved: list[dict[str, Tensor]] = []
     for words in ((), ("lr_factors={head: 10, stage2: 0.25, stem: 0}",)):
-        plan = small_plan("weight_decay.rate=0.01", "on.precision=64.64", *words)
+        plan = small_plan("weight_decay.rate=0.01", "on.precision=fp64", *words)
         state = fresh(plan, world)
         begin(state, plan)
         before = {name: weight.detach().clone() for name, weight in state.network.module.named_parameters()}
         share = next(open_loader(plan, None, 0, world.device).training(0))
-        update(plan, world, state, share, Wishes(world, Signals(), None))
+        update(plan, world, state, share)
         moved.append({name: p.detach() - before[name] for name, p in state.network.module.named_parameters()})
     factors = {"head": 10.0, "stage2/unit1": 0.25, "stem": 0.0}
     for name, by in moved[0].items():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from optim_cases import BAD, CLIPS, GOOD, MANY, OPTIMIZERS, RATES, everything, numbers, parameters, plan_of, steps
 from paceline.optim.build import build_optimizer
 from paceline.optim.muon import orthogonal
-from paceline.settings.optimizer import AdamW, Lamb, Larc, Lars, Momentum, Muon, Optimizer, RmsProp, Sgd
+from paceline.settings.optimizer import AdamW, Lamb, Larc, Lars, Muon, Optimizer, RmsProp, Sgd
 
 DECAY = 0.02
 FACTORS = {"conv": 0.1, "dense": 10.0}
@@ -56,9 +56,9 @@ def move(rule: Optimizer, name: str, w: Tensor, g: Tensor, kept: dict[str, Tenso
     plain, g = g, g + decay * w
     m = kept.get("momentum", torch.zeros_like(w))
     match rule:
-        case Sgd():
+        case Sgd(momentum=0):
             return w - lr * g
-        case Momentum():
+        case Sgd():
             kept["momentum"] = rule.momentum * m + g
             return w - lr * (g + rule.momentum * kept["momentum"] if rule.nesterov else kept["momentum"])
         case RmsProp(form="tensorflow"):
@@ -72,11 +72,11 @@ def move(rule: Optimizer, name: str, w: Tensor, g: Tensor, kept: dict[str, Tenso
             return w - lr * kept["momentum"]
         case Lars():
             if not (any(word in name for word in rule.skip_names) or w.dim() in rule.skip_dimensions):
-                g = ratio(w, g, rule.trust, rule.decay, rule.epsilon) * (g + rule.decay * w)
+                g = ratio(w, g, rule.trust_coefficient, rule.decay, rule.epsilon) * (g + rule.decay * w)
             kept["momentum"] = rule.momentum * m + (g if rule.momentum_correction else lr * g)
             return w - (lr * kept["momentum"] if rule.momentum_correction else kept["momentum"])
         case Larc():
-            local = ratio(w, g, rule.trust)
+            local = ratio(w, g, rule.trust_coefficient)
             g = g * (local if rule.mode == "scale" else min(local / lr, 1) if lr else 1)
             kept["momentum"] = rule.momentum * m + g
             return w - lr * (g + rule.momentum * kept["momentum"] if rule.nesterov else kept["momentum"])
@@ -97,7 +97,7 @@ def move(rule: Optimizer, name: str, w: Tensor, g: Tensor, kept: dict[str, Tenso
 @pytest.mark.parametrize("loose", [False, True], ids=["fused", "slab"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_step_is_its_definition(optimizer: str, loose: bool) -> None:
-    """`loose` bounds that clip nothing make sgd and momentum leave torch's fused kernel."""
+    """`loose` bounds that clip nothing make sgd leave torch's fused kernel."""
     weights = parameters(MANY)
     plan = plan_of(optimizer, *WORDS, *(["clip.value=1e9"] if loose else []), shapes=MANY)
     ours = build_optimizer(weights.items(), plan)
@@ -119,11 +119,11 @@ def test_every_step_is_its_definition(optimizer: str, loose: bool) -> None:
 
 TORCH: list[tuple[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]]] = [
     (
-        "{name: momentum, lr: 1, momentum: 0.8}",
+        "{name: sgd, lr: 1, momentum: 0.8}",
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8, weight_decay=0.02),
     ),
     (
-        "{name: momentum, lr: 1, momentum: 0.8, nesterov: true}",
+        "{name: sgd, lr: 1, momentum: 0.8, nesterov: true}",
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8, weight_decay=0.02, nesterov=True),
     ),
     (
@@ -249,7 +249,7 @@ def test_lars_carries_the_golden_momentum(correction: str, weight: list[float], 
 def test_larc_bounds_or_scales_the_gradient_of_a_tensor(words: str, lr: float, factor: float) -> None:
     start = {"dense.weight": [3.0, 0.0, 0.0, 4.0]}
     gradient = {"dense.weight": [1.2, 0.0, 1.6, 0.0]}
-    end = drive(f"{{name: larc, lr: 1, trust: 0.002, {words}}}", start, [gradient], [lr])
+    end = drive(f"{{name: larc, lr: 1, trust_coefficient: 0.002, {words}}}", start, [gradient], [lr])
     assert end["dense.weight.momentum"] == pytest.approx([1.2 * factor, 0, 1.6 * factor, 0], rel=1e-12)
     moved = 1.9 * lr * factor  # Nesterov: 1 + 0.9
     assert end["dense.weight"] == pytest.approx([3 - 1.2 * moved, 0, -1.6 * moved, 4], rel=1e-12)

@@ -17,7 +17,6 @@ from paceline.optim.build import build_optimizer
 from paceline.optim.flat import GRAIN, Slab
 from paceline.planning import Plan
 from paceline.training.loop import update
-from paceline.training.requests import Signals, Wishes
 from paceline.training.state import State, begin, fresh, restore, to_files
 from paceline.world import World
 
@@ -91,7 +90,7 @@ def test_a_state_dict_is_taken_up_in_place() -> None:
     saved = {name: numbers(name, tuple(old.shape)).to(old.dtype) for name, old in network.state_dict().items()}
     named = dict(network.named_parameters())
     shapes = {name: tuple(p.shape) for name, p in named.items()}
-    ours = build_optimizer(named.items(), plan_of("{name: lars, lr: 1, trust: 1}", shapes=shapes))
+    ours = build_optimizer(named.items(), plan_of("{name: lars, lr: 1, trust_coefficient: 1}", shapes=shapes))
     network.load_state_dict(saved)
     assert all(torch.equal(tensor, saved[name]) for name, tensor in network.state_dict().items())
     network(numbers("picture", (4, 3, 3, 3))).square().sum().backward()  # of a plain sum a norm leaves no gradient
@@ -177,7 +176,7 @@ def advance(plan: Plan, state: State, count: int) -> dict[str, Tensor]:
     world = World(CPU)
     shares = open_loader(plan, None, 0, CPU).training(state.step)
     for _ in range(count):
-        update(plan, world, state, next(shares), Wishes(world, Signals(), None))
+        update(plan, world, state, next(shares))
     shares.close()
     named = dict(state.network.module.state_dict()) | state.optimizer.tensors()
     return {name: tensor.detach().clone() for name, tensor in named.items()}

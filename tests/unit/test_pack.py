@@ -272,7 +272,7 @@ def test_a_share_of_data_without_a_validation_part_is_packed_whole(count: int, t
     for number in range(count):
         save(tmp_path / "source" / "ab"[number % 2] / f"{number}.jpg", number)
     assert len(open_source(DATA, tmp_path / "source").training) == count
-    some = open_source(Files(name="images", use=0.25), tmp_path / "source")
+    some = open_source(Files(name="images", fraction=0.25), tmp_path / "source")
     assert (len(some.training), len(some.validation)) == (max(min(count, 2), count // 4), 0)
     assert make_pack(some, tmp_path / "pack", processes=1).images == len(some.training)
     assert described(open_source(DATA, tmp_path / "pack")) == described(some)

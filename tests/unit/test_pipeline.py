@@ -27,7 +27,7 @@ EVERYTHING = (
     "augment.policy={name: randaugment, layers: 3, form: tensorflow, sampling: bilinear}",
     "augment.color={brightness: 0.1, saturation: [0.5, 1.5], hue: 0.2, contrast: [0.5, 1.5]}",
     "augment.side={0%: 6, 50%: 8}",
-    "augment.erase.chance=0.5",
+    "augment.erase.probability=0.5",
     "augment.cutout=3",
     "mix.mixup=0.5",
     "mix.cutmix=beta",
@@ -48,12 +48,12 @@ def augmented(plan: Plan, given: Tensor, first: int, labels: Tensor | None = Non
 
 
 def changed(given: Tensor, first: int, *words: str) -> Tensor:
-    return augmented(make_plan("on.precision=64.64", *words), given, first)[0]
+    return augmented(make_plan("on.precision=fp64", *words), given, first)[0]
 
 
 @pytest.mark.parametrize("policy", ["autoaugment", "{name: autoaugment, table: cifar10}", None])
 @pytest.mark.parametrize("normalize", ["mean-std", "mean", "unit", "image"])
-@pytest.mark.parametrize("precision", ["32.32", "64.64"])
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
 def test_a_batch_of_16_is_bit_for_bit_four_batches_of_4(precision: str, normalize: str, policy: str | None) -> None:
     words = (f"data.normalize={normalize}", *EVERYTHING, *([f"augment.policy={policy}"] if policy else []))
     plan, given, labels = make_plan(*words, f"on.precision={precision}"), pictures(16), torch.arange(16)
@@ -81,14 +81,14 @@ def test_changed_pictures_stay_channels_last_and_leave_the_loader_s_as_they_were
 
 
 def test_without_augmentation_training_sees_what_validation_sees() -> None:
-    normalize = Augmentation(make_plan("on.precision=64.64"), CPU).normalize
+    normalize = Augmentation(make_plan("on.precision=fp64"), CPU).normalize
     assert torch.equal(changed(pictures(4), 0), normalize(pictures(4)))
 
 
 def test_validation_images_are_never_changed() -> None:
     judged = []
     for words in ((), EVERYTHING):
-        plan = make_plan("on.precision=64.64", *words)
+        plan = make_plan("on.precision=fp64", *words)
         whole = Whole(plan, World(CPU))
         initialize(whole.module, published(plan.recipe.init, plan.recipe.model), plan.recipe.seed)
         loader = open_loader(plan, None, 0, CPU)
@@ -97,7 +97,7 @@ def test_validation_images_are_never_changed() -> None:
 
 
 def test_boxes_become_zero_after_normalization_and_nothing_else_changes() -> None:
-    words = ("augment.erase.chance=0.7", "augment.cutout=3")
+    words = ("augment.erase.probability=0.7", "augment.cutout=3")
     given = pictures(32)
     made, plain = changed(given, 64, *words), changed(given, 64)
     drawn = [draw(make_recipe(*words), np.arange(64, 96, dtype=np.int64), SIDE) for draw in (draw_erase, draw_cutout)]
@@ -174,7 +174,7 @@ def test_plans_refuse_what_the_images_cannot_have(words: tuple[str, ...], messag
 
 
 def test_gray_images_may_be_erased_cut_out_and_made_smaller() -> None:
-    plan = make_plan(*GRAY, "augment.erase.chance=1", "augment.cutout=2", "augment.side={0%: 6}")
+    plan = make_plan(*GRAY, "augment.erase.probability=1", "augment.cutout=2", "augment.side={0%: 6}")
     (made, *_) = augmented(plan, pictures(4)[:, :1], 0)
     assert made.shape == (4, 1, 6, 6)
 

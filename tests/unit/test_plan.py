@@ -17,7 +17,7 @@ from paceline.settings import placement
 from paceline.settings.placement import Placement
 
 GIB = 1 << 30
-PLACES: list[dict[str, Any]] = [{"device": "cuda", "precision": "32.32"}, {"device": "cuda"}, {"device": "cpu"}]
+PLACES: list[dict[str, Any]] = [{"device": "cuda", "precision": "fp32"}, {"device": "cuda"}, {"device": "cpu"}]
 SMALL_NETWORK = NetworkFacts(parameters=100_000, activations=200_000)
 LAPTOP = Machine(cores=8, memory=16 * GIB)
 SERVER = Machine(cores=64, memory=512 * GIB, accelerators=8, accelerator="X", accelerator_memory=80 * GIB)
@@ -42,7 +42,7 @@ def test_every_placement_key_is_of_exactly_one_kind() -> None:
 
 
 def test_what_the_design_calls_layout_and_arithmetic_is_marked_so() -> None:
-    assert {"replicas", "micro_batch", "loader_threads", "resident"} <= set(placement.keys("layout"))
+    assert {"replicas", "micro_batch", "loader_workers", "data_on_device"} <= set(placement.keys("layout"))
     assert {"device", "precision", "compile", "deterministic"} <= set(placement.keys("arithmetic"))
     assert {"about", "save", "keep_last", "keep_best", "keep_every"} == set(placement.keys("keeping"))
 
@@ -56,14 +56,14 @@ def test_no_auto_is_left_in_a_plan() -> None:
 @pytest.mark.parametrize(
     ("machine", "asked", "device", "replicas", "precision"),
     [
-        (LAPTOP, {}, "cpu", 1, "32.32"),
-        (SERVER, {}, "cuda", 8, "16.32"),
-        (SERVER, {"device": "cpu"}, "cpu", 1, "32.32"),
-        (SERVER, {"replicas": 2}, "cuda", 2, "16.32"),
-        (SERVER, {"precision": "32.32"}, "cuda", 8, "32.32"),
-        (LAPTOP, {"device": "mps"}, "mps", 1, "32.32"),
-        (LAPTOP, {"precision": "64.64", "replicas": 4}, "cpu", 4, "64.64"),
-        (LAPTOP, {"device": "cuda"}, "cuda", 1, "16.32"),
+        (LAPTOP, {}, "cpu", 1, "fp32"),
+        (SERVER, {}, "cuda", 8, "bf16"),
+        (SERVER, {"device": "cpu"}, "cpu", 1, "fp32"),
+        (SERVER, {"replicas": 2}, "cuda", 2, "bf16"),
+        (SERVER, {"precision": "fp32"}, "cuda", 8, "fp32"),
+        (LAPTOP, {"device": "mps"}, "mps", 1, "fp32"),
+        (LAPTOP, {"precision": "fp64", "replicas": 4}, "cpu", 4, "fp64"),
+        (LAPTOP, {"device": "cuda"}, "cuda", 1, "bf16"),
     ],
 )
 def test_device_replicas_and_precision_follow_the_machine_unless_asked(
@@ -74,7 +74,7 @@ def test_device_replicas_and_precision_follow_the_machine_unless_asked(
 
 
 @pytest.mark.parametrize(
-    ("machine", "asked", "cpu_threads", "loader_threads"),
+    ("machine", "asked", "cpu_threads", "loader_workers"),
     [
         (LAPTOP, {}, 8, 8),
         (LAPTOP, {"replicas": 4}, 2, 2),
@@ -82,18 +82,18 @@ def test_device_replicas_and_precision_follow_the_machine_unless_asked(
         (SERVER, {}, 8, 8),
         (SERVER, {"replicas": 2}, 32, 16),
         (SERVER, {"device": "cpu"}, 64, 16),
-        (LAPTOP, {"cpu_threads": 3, "loader_threads": 5}, 3, 5),
+        (LAPTOP, {"cpu_threads": 3, "loader_workers": 5}, 3, 5),
     ],
 )
 def test_cores_are_shared_between_replicas(
-    machine: Machine, asked: dict[str, Any], cpu_threads: int, loader_threads: int
+    machine: Machine, asked: dict[str, Any], cpu_threads: int, loader_workers: int
 ) -> None:
     placed = decide("norm_batch=1", machine=machine, **asked).placement
-    assert (placed.cpu_threads, placed.loader_threads) == (cpu_threads, loader_threads)
+    assert (placed.cpu_threads, placed.loader_workers) == (cpu_threads, loader_workers)
 
 
 @pytest.mark.parametrize(
-    ("words", "resident"),
+    ("words", "on_device"),
     [
         ((), True),
         (("data.side=224", "data.images=1000"), True),
@@ -102,9 +102,9 @@ def test_cores_are_shared_between_replicas(
         (("data.side=224", "data.images=7000", "augment.pad=4"), False),  # the border counts as well
     ],
 )
-def test_small_data_stays_on_the_device(words: tuple[str, ...], resident: bool) -> None:
-    assert decide(*words).placement.resident is resident
-    assert decide(*words, resident=not resident).placement.resident is not resident
+def test_small_data_stays_on_the_device(words: tuple[str, ...], on_device: bool) -> None:
+    assert decide(*words).placement.data_on_device is on_device
+    assert decide(*words, data_on_device=not on_device).placement.data_on_device is not on_device
 
 
 def launch(count: int, local_count: int) -> Launch:
@@ -120,7 +120,7 @@ def test_a_launcher_s_processes_are_the_replicas() -> None:
 
 def test_the_processes_of_one_host_share_its_cores() -> None:
     placed = decide(launch=launch(4, 2)).placement
-    assert (placed.cpu_threads, placed.loader_threads) == (4, 4)
+    assert (placed.cpu_threads, placed.loader_workers) == (4, 4)
     bound = Machine(cores=3, memory=16 * GIB, bound=True)  # the launcher has cut the host's cores up already
     assert decide(launch=launch(4, 2), machine=bound).placement.cpu_threads == 3
 
@@ -153,14 +153,14 @@ def test_auto_gives_every_replica_as_large_a_micro_batch_as_there_is(
 
 
 @pytest.mark.parametrize("memory", [GIB // 8, GIB, 16 * GIB])
-@pytest.mark.parametrize("precision", ["32.32", "64.64"])
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_micro_batch_uses_at_most_its_share_of_the_memory(memory: int, precision: str, replicas: int) -> None:
     words = ("global_batch=4096", "norm_batch=2")
     network = NetworkFacts(parameters=100_000, activations=200_000)
     machine = Machine(cores=2, memory=memory)
     m = decide(*words, machine=machine, network=network, precision=precision, replicas=replicas).micro_batch
-    width = 8 if precision == "64.64" else 4
+    width = 8 if precision == "fp64" else 4
 
     def needed(size: int) -> int:
         return 2 * width * network.activations * size + 4 * width * network.parameters
@@ -207,10 +207,10 @@ def test_a_network_too_large_for_the_memory_still_gets_a_micro_batch() -> None:
         (("norm_batch=6",), {}, "norm_batch 6 does not divide global_batch 16; the nearest that does is 4"),
         (("norm_batch=32",), {}, "norm_batch 32 does not divide global_batch 16; the nearest that does is 16"),
         (
-            ("tail=drop", "data.images=10"),
+            ("drop_last=true", "data.images=10"),
             {},
-            "tail: drop leaves nothing of 10 images at global_batch 16; "
-            "write tail: flow, or a global_batch of at most 10",
+            "drop_last: true leaves nothing of 10 images at global_batch 16; "
+            "write drop_last: false, or a global_batch of at most 10",
         ),
     ],
 )
@@ -278,24 +278,30 @@ def test_a_step_is_cut_into_micro_batches_and_rounds(
 
 
 @pytest.mark.parametrize(
-    ("images", "batch", "epochs", "tail", "steps", "epoch_images"),
+    ("images", "batch", "epochs", "drop_last", "steps", "epoch_images"),
     [
-        (50_000, 128, "160", "flow", 62_500, 50_000),
-        (50_000, 128, "160", "drop", 62_400, 49_920),
-        (100, 16, "1", "flow", 6, 100),
-        (100, 16, "0.01", "flow", 1, 100),
-        (10, 16, "1", "flow", 1, 10),
-        (10, 16, "8", "flow", 5, 10),
-        (1000, 100, "0.1", "flow", 1, 1000),
-        (1000, 10, "0.29", "flow", 29, 1000),  # 0.29 x 1000 is 290 exactly, though not in floating point
-        (1_281_167, 256, str(5 * 256 / 1_281_167), "flow", 5, 1_281_167),  # a little less, for the same reason
-        (1_281_167, 256, "0.00099908911172", "flow", 4, 1_281_167),
+        (50_000, 128, "160", "false", 62_500, 50_000),
+        (50_000, 128, "160", "true", 62_400, 49_920),
+        (100, 16, "1", "false", 6, 100),
+        (100, 16, "0.01", "false", 1, 100),
+        (10, 16, "1", "false", 1, 10),
+        (10, 16, "8", "false", 5, 10),
+        (1000, 100, "0.1", "false", 1, 1000),
+        (1000, 10, "0.29", "false", 29, 1000),  # 0.29 x 1000 is 290 exactly, though not in floating point
+        (1_281_167, 256, str(5 * 256 / 1_281_167), "false", 5, 1_281_167),  # a little less, for the same reason
+        (1_281_167, 256, "0.00099908911172", "false", 4, 1_281_167),
     ],
 )
 def test_total_steps_count_whole_steps_and_at_least_one(
-    images: int, batch: int, epochs: str, tail: str, steps: int, epoch_images: int
+    images: int, batch: int, epochs: str, drop_last: str, steps: int, epoch_images: int
 ) -> None:
-    plan = decide(f"data.images={images}", f"global_batch={batch}", "norm=none", f"epochs={epochs}", f"tail={tail}")
+    plan = decide(
+        f"data.images={images}",
+        f"global_batch={batch}",
+        "norm=none",
+        f"epochs={epochs}",
+        f"drop_last={str(drop_last).lower()}",
+    )
     assert (plan.steps, plan.epoch_images) == (steps, epoch_images)
     assert plan.epoch(steps) == steps * batch / epoch_images
 

@@ -52,7 +52,7 @@ def test_a_pair_is_chosen_for_each_image_and_each_half_comes_by_its_chance() -> 
 
 @pytest.mark.parametrize(("form", "operations"), [("torch", TORCH), ("tensorflow", TENSORFLOW), ("timm", TIMM)])
 def test_every_operation_is_as_likely_and_layers_are_independent(form: str, operations: tuple[str, ...]) -> None:
-    layers = drawn(f"{{name: randaugment, layers: 3, chance: 0.5, form: {form}}}")
+    layers = drawn(f"{{name: randaugment, layers: 3, probability: 0.5, form: {form}}}")
     assert len(layers) == 3
     moves = sum(name in AFFINE for name in operations)
     for layer in layers:
@@ -115,16 +115,16 @@ def test_magnitudes_spread_about_their_middle_and_stay_within_bounds() -> None:
         levels: NDArray[np.float64] = np.abs(layer.parameters[0, layer.kinds == KINDS.index("color")] / ONE - 1) / 0.09
         return levels
 
-    found = factors("magnitude: 6, spread: 0.5")
+    found = factors("magnitude: 6, magnitude_std: 0.5")
     assert found.mean() == pytest.approx(6, abs=0.02)
     assert found.std() == pytest.approx(0.5, abs=0.02)
-    ends = factors("magnitude: 9.5, spread: 3")
+    ends = factors("magnitude: 9.5, magnitude_std: 3")
     assert ends.max() == pytest.approx(10, abs=1e-3)
     assert (ends > 9.99).mean() == pytest.approx(0.434, abs=0.02)  # a normal number lies above 0.5 / 3 so often
 
 
 def test_what_an_image_gets_depends_on_its_position_alone() -> None:
-    recipe = make_recipe("augment.policy={name: randaugment, form: tensorflow, spread: 2}")
+    recipe = make_recipe("augment.policy={name: randaugment, form: tensorflow, magnitude_std: 2}")
     positions = np.array([5, 2**40, 0, 17], np.int64)
     whole = draw_policy(recipe, positions, 32)
     for place, position in enumerate(positions):

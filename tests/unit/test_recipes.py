@@ -22,8 +22,9 @@ from paceline.settings import build, shipped
 from paceline.settings.augment import AutoAugment, Crop, LogarithmicCut, RandAugment, UniformCut
 from paceline.settings.data import Center, Files, Squash
 from paceline.settings.model import ResNet
-from paceline.settings.optimizer import Cosine, Exponential, Lamb, Lars, Polynomial, RmsProp, WeightDecay
+from paceline.settings.optimizer import Lamb, Lars, RmsProp, WeightDecay
 from paceline.settings.recipe import BatchNorm, GroupNorm, Recipe
+from paceline.settings.schedule import Cosine, Exponential, Polynomial
 
 DOCS = Path(__file__).parents[2] / "docs"
 IMAGES = 1_281_167
@@ -38,13 +39,13 @@ PUBLISHED = """
 # recipe                         batch norm ep. optim.   momentum peak       schedule    warm decay  smooth area sides
 resnet8-graphcore                     32   32  10 sgd      -        0.5        stepped        5 1e-6        0 -    32
 # Graphcore TF1, releases 2.2 to 3.0
-resnet50-momentum-2304              2304   32  44 momentum 0.9      4.588      polynomial     5 2.5e-5    0.1 0.05 224
-resnet50-momentum-1920              1920   40  40 momentum 0.9      3.824      polynomial     5 2.5e-5    0.1 0.05 224
-resnet50-momentum-1920-44epochs     1920   40  44 momentum 0.9      3.824      polynomial     5 2.5e-5    0.1 0.05 224
-resnet50-momentum-2560              2560   40  41 momentum 0.9      5.098      polynomial     5 2.5e-5    0.1 0.05 224
-resnet50-momentum-2560-45epochs     2560   40  45 momentum 0.9      5.098      polynomial     5 2.5e-5    0.1 0.05 224
-resnet50-momentum-2048              2048   32  41 momentum 0.9      4.078      polynomial     5 2.5e-5    0.1 0.05 224
-resnet50-momentum-5120              5120   40  41 momentum 0.9      4.078      polynomial     5 2.5e-5    0.1 0.05 224
+resnet50-momentum-2304              2304   32  44 sgd      0.9      4.588      polynomial     5 2.5e-5    0.1 0.05 224
+resnet50-momentum-1920              1920   40  40 sgd      0.9      3.824      polynomial     5 2.5e-5    0.1 0.05 224
+resnet50-momentum-1920-44epochs     1920   40  44 sgd      0.9      3.824      polynomial     5 2.5e-5    0.1 0.05 224
+resnet50-momentum-2560              2560   40  41 sgd      0.9      5.098      polynomial     5 2.5e-5    0.1 0.05 224
+resnet50-momentum-2560-45epochs     2560   40  45 sgd      0.9      5.098      polynomial     5 2.5e-5    0.1 0.05 224
+resnet50-momentum-2048              2048   32  41 sgd      0.9      4.078      polynomial     5 2.5e-5    0.1 0.05 224
+resnet50-momentum-5120              5120   40  41 sgd      0.9      4.078      polynomial     5 2.5e-5    0.1 0.05 224
 resnet50-lars-1920                  1920   40  38 lars     0.9      7.3        polynomial     2 5e-5      0.1 0.05 224
 resnet50-lars-2560                  2560   40  40 lars     0.9      9          polynomial     2 5e-5      0.1 0.05 224
 resnet50-lars-3584                  3584   28  44 lars     0.9      10.5       polynomial     2 5e-5      0.1 0.05 224
@@ -55,9 +56,9 @@ resnet50-lars-10240                10240   40  45 lars     0.9      20.2       p
 resnet50-lars-3520                  3520   44  38 lars     0.9      10.72      polynomial     2 5e-5      0.1 0.05 224
 resnet50-lars-4224                  4224   44  38 lars     0.9      11.42      polynomial     2 5e-5      0.1 0.05 224
 resnet50-lars-5120-40epochs         5120   40  40 lars     0.9      14.225     polynomial     2 5e-5      0.1 0.05 224
-resnet50-group-norm-1024            1024    -  65 momentum 0.9      0.5        cosine         5 1e-4      0.1 0.05 224
-resnet50-momentum-16384            16384   16 100 momentum 0.9      2.0        cosine         5 1e-4      0.1 0.05 224
-resnext101-graphcore                 768    - 120 momentum 0.9      0.375      cosine         5 1e-4      0.1 0.05 224
+resnet50-group-norm-1024            1024    -  65 sgd      0.9      0.5        cosine         5 1e-4      0.1 0.05 224
+resnet50-momentum-16384            16384   16 100 sgd      0.9      2.0        cosine         5 1e-4      0.1 0.05 224
+resnext101-graphcore                 768    - 120 sgd      0.9      0.375      cosine         5 1e-4      0.1 0.05 224
 efficientnet-b4-graphcore            768    - 350 rmsprop  0.9      0.046875   exponential    5 1e-5      0.1 0.05 380
 efficientnet-b4-g16-graphcore-800    800    - 350 rmsprop  0.9      0.04882812 exponential    5 1e-5      0.1 0.05 380
 efficientnet-b4-g16-graphcore-640    640    - 350 rmsprop  0.9      0.0390625  exponential    5 1e-5      0.1 0.05 380
@@ -65,13 +66,13 @@ efficientnet-b4-g16-lars-3040       3040    - 350 lars     0.9      4.198447   p
 efficientnet-b4-g16-lars-6144       6144    - 350 lars     0.885    8.485281   polynomial    70 0         0.1 0.05 380
 efficientnet-b4-lars-6144           6144   48 350 lars     0.885    6.0        polynomial    70 0         0.1 0.05 380
 # Graphcore PyTorch, releases 2.0 to 3.4
-resnet50-graphcore-pytorch-1024     1024    -  80 momentum 0.85     0.5        cosine         5 1e-4      0.1 0.08 224
-resnet50-graphcore-pytorch-1056     1056    - 100 momentum 0.85     0.5        cosine        16 1e-4      0.1 0.08 224
-resnet50-graphcore-pytorch-1024-100epochs 1024 - 100 momentum 0.85  0.5        cosine        16 1e-4      0.1 0.08 224
-resnet50-graphcore-pytorch-16384   16384   16 100 momentum 0.9      2.0        cosine         0 1e-4      0.1 0.08 224
-resnet50-graphcore-pytorch-16416   16416   18 100 momentum 0.9      2.0        cosine         5 1e-4      0.1 0.08 224
-resnet50-graphcore-pytorch-16128   16128   18 100 momentum 0.9      2.0        cosine         5 1e-4      0.1 0.08 224
-resnet50-graphcore-bench            1056    -   2 momentum 0.85     0.01       constant       0 1e-4        0 0.08 224
+resnet50-graphcore-pytorch-1024     1024    -  80 sgd      0.85     0.5        cosine         5 1e-4      0.1 0.08 224
+resnet50-graphcore-pytorch-1056     1056    - 100 sgd      0.85     0.5        cosine        16 1e-4      0.1 0.08 224
+resnet50-graphcore-pytorch-1024-100epochs 1024 - 100 sgd      0.85  0.5        cosine        16 1e-4      0.1 0.08 224
+resnet50-graphcore-pytorch-16384   16384   16 100 sgd      0.9      2.0        cosine         0 1e-4      0.1 0.08 224
+resnet50-graphcore-pytorch-16416   16416   18 100 sgd      0.9      2.0        cosine         5 1e-4      0.1 0.08 224
+resnet50-graphcore-pytorch-16128   16128   18 100 sgd      0.9      2.0        cosine         5 1e-4      0.1 0.08 224
+resnet50-graphcore-bench            1056    -   2 sgd      0.85     0.01       constant       0 1e-4        0 0.08 224
 efficientnet-b0-graphcore-256        256    - 350 rmsprop  0.9      0.1        exponential    5 1e-5      0.1 0.08 224
 efficientnet-b0-graphcore-2048      2048    - 350 rmsprop  0.9      0.1        exponential    5 1e-5      0.1 0.08 224
 efficientnet-b0-g16-graphcore-768    768    - 350 rmsprop  0.9      0.0483     exponential    5 1e-5      0.1 0.08 224
@@ -80,8 +81,8 @@ efficientnet-b4-g16-graphcore-pytorch-768 768 - 350 rmsprop 0.9     0.0483     e
 efficientnet-b4-g16-graphcore-pytorch-2048 2048 - 350 rmsprop 0.9   0.1        exponential    5 1e-5      0.1 0.08 380
 efficientnet-b4-graphcore-pytorch    768    - 350 rmsprop  0.9      0.0483     exponential    5 1e-5      0.1 0.08 380
 efficientnet-b4-g16-graphcore-bench 1024    -   2 rmsprop  0        0.01       constant       0 1e-4        0 0.08 380
-mobilenet-v3-small-graphcore        1024   32 360 momentum 0.9      0.52       cosine         5 3e-5      0.1 0.08 224
-mobilenet-v3-large-graphcore        1024   32 360 momentum 0.9      0.52       cosine         5 3e-5      0.1 0.08 224
+mobilenet-v3-small-graphcore        1024   32 360 sgd      0.9      0.52       cosine         5 3e-5      0.1 0.08 224
+mobilenet-v3-large-graphcore        1024   32 360 sgd      0.9      0.52       cosine         5 3e-5      0.1 0.08 224
 # nvcnn
 resnet50-nvcnn                      2048  256  90 larc     0.9      2.0        polynomial     0 1e-4        0 0.1  224
 resnet101-nvcnn                       64   64 100 larc     0.9      0.0625     polynomial     0 1e-4        0 0.1  224
@@ -99,17 +100,17 @@ inception-v3-nvcnn                    64   64 100 larc     0.9      0.2        p
 inception-v4-nvcnn                    64   64 100 larc     0.9      0.045      polynomial     0 1e-4        0 0.1  299
 inception-resnet-v2-nvcnn             64   64 100 larc     0.9      0.045      polynomial     0 1e-4        0 0.1  299
 # Habana and NVIDIA
-resnet50-habana                      256  256  90 momentum 0.875    0.256      cosine         0 2^-15     0.1 0.08 224
-resnet50-habana-128                  128  128  90 momentum 0.875    0.128      cosine         0 2^-15     0.1 0.08 224
-resnet50-habana-2048                2048  256  90 momentum 0.875    2.048      cosine         5 2^-15     0.1 0.08 224
-resnet50-habana-1024                1024  128  90 momentum 0.875    1.024      cosine         5 2^-15     0.1 0.08 224
-resnet50-habana-250epochs            256  256 250 momentum 0.875    0.256      cosine         0 2^-15     0.1 0.08 224
-resnet50-nvidia                     2048  256  90 momentum 0.875    2.048      cosine         8 2^-15     0.1 0.08 224
-resnet50-nvidia-250epochs           2048  256 250 momentum 0.875    2.048      cosine         8 2^-15     0.1 0.08 224
-resnet50-nvidia-896                  896  112  90 momentum 0.875    0.896      cosine         8 2^-14     0.1 0.08 224
-resnet50-nvidia-4096                4096  256  50 momentum 0.875    4.096      cosine        16 2^-15     0.1 0.08 224
-resnext101-nvidia                   1024  128  90 momentum 0.875    1.024      cosine         8 2^-14     0.1 0.08 224
-resnext101-nvidia-250epochs         1024  128 250 momentum 0.875    1.024      cosine         8 2^-14     0.1 0.08 224
+resnet50-habana                      256  256  90 sgd      0.875    0.256      cosine         0 2^-15     0.1 0.08 224
+resnet50-habana-128                  128  128  90 sgd      0.875    0.128      cosine         0 2^-15     0.1 0.08 224
+resnet50-habana-2048                2048  256  90 sgd      0.875    2.048      cosine         5 2^-15     0.1 0.08 224
+resnet50-habana-1024                1024  128  90 sgd      0.875    1.024      cosine         5 2^-15     0.1 0.08 224
+resnet50-habana-250epochs            256  256 250 sgd      0.875    0.256      cosine         0 2^-15     0.1 0.08 224
+resnet50-nvidia                     2048  256  90 sgd      0.875    2.048      cosine         8 2^-15     0.1 0.08 224
+resnet50-nvidia-250epochs           2048  256 250 sgd      0.875    2.048      cosine         8 2^-15     0.1 0.08 224
+resnet50-nvidia-896                  896  112  90 sgd      0.875    0.896      cosine         8 2^-14     0.1 0.08 224
+resnet50-nvidia-4096                4096  256  50 sgd      0.875    4.096      cosine        16 2^-15     0.1 0.08 224
+resnext101-nvidia                   1024  128  90 sgd      0.875    1.024      cosine         8 2^-14     0.1 0.08 224
+resnext101-nvidia-250epochs         1024  128 250 sgd      0.875    1.024      cosine         8 2^-14     0.1 0.08 224
 efficientnet-b0-nvidia              4096  256 400 rmsprop  0.9      0.08       cosine        16 1e-5      0.1 0.08 224
 efficientnet-b4-nvidia              4096  128 400 rmsprop  0.9      0.16       cosine        16 5e-6      0.1 0.08 380
 # the MLPerf reference convergence points; LARS decays by itself, NVIDIA's the bias of the dense layer beside it
@@ -124,12 +125,12 @@ resnet50-mlperf-58880              58880  230  82 lars     0.951807 23.246     p
 resnet50-mlperf-65536              65536  128  89 lars     0.951807 24.699     polynomial    31 0         0.1 0.05 224
 resnet50-mlperf-67840              67840  424  91 lars     0.951807 24.699     polynomial    31 1e-4      0.1 0.05 224
 # FFCV and timm
-resnet50-ffcv-16                4096  512  16 momentum 0.9      1.7        polynomial     2 1e-4      0.1 0.08 192/256
-resnet50-ffcv-24                4096  512  24 momentum 0.9      1.7        polynomial     2 1e-4      0.1 0.08 192/256
-resnet50-ffcv-32                4096  512  32 momentum 0.9      1.7        polynomial     2 1e-4      0.1 0.08 192/256
-resnet50-ffcv-40                4096  512  40 momentum 0.9      1.7        polynomial     2 1e-4      0.1 0.08 192/256
-resnet50-ffcv-56                4096  512  56 momentum 0.9      1.7        polynomial     2 1e-4      0.1 0.08 192/256
-resnet50-ffcv-88                4096  512  88 momentum 0.9      1.7        polynomial     2 1e-4      0.1 0.08 192/256
+resnet50-ffcv-16                4096  512  16 sgd      0.9      1.7        polynomial     2 1e-4      0.1 0.08 192/256
+resnet50-ffcv-24                4096  512  24 sgd      0.9      1.7        polynomial     2 1e-4      0.1 0.08 192/256
+resnet50-ffcv-32                4096  512  32 sgd      0.9      1.7        polynomial     2 1e-4      0.1 0.08 192/256
+resnet50-ffcv-40                4096  512  40 sgd      0.9      1.7        polynomial     2 1e-4      0.1 0.08 192/256
+resnet50-ffcv-56                4096  512  56 sgd      0.9      1.7        polynomial     2 1e-4      0.1 0.08 192/256
+resnet50-ffcv-88                4096  512  88 sgd      0.9      1.7        polynomial     2 1e-4      0.1 0.08 192/256
 resnet50-timm-a3                2048  512 100 lamb     -        0.008      cosine         5 0.02        0 0.08 160/224
 """
 
@@ -289,7 +290,7 @@ def test_a_recipe_has_the_published_numbers(cells: list[str]) -> None:
         assert recipe.augment.crop.area == (float(area), 1)
         assert (plan.facts.images, plan.facts.validation_images, plan.facts.classes) == (IMAGES, 50_000, 1000)
         whole = Fraction(epochs) * IMAGES // int(batch)
-        assert plan.steps == (whole if recipe.tail == "flow" else int(epochs) * (IMAGES // int(batch)))
+        assert plan.steps == (int(epochs) * (IMAGES // int(batch)) if recipe.drop_last else whole)
 
 
 @pytest.mark.parametrize("cells", rows(PLACED), ids=lambda cells: f"{cells[0]}-{cells[1]}")
@@ -307,7 +308,7 @@ def test_a_recipe_on_its_placement_has_the_published_product(cells: list[str]) -
     else:  # of a mean over the micro-batch, so S / micro-batch of a sum, as a power of two
         scale = int(loss_scale) / plan.micro_batch if loss_scale != "-" else 1
         assert schedule.loss_scale(plan, 0) == pytest.approx(scale, rel=math.sqrt(2) - 1)
-        assert plan.placement.precision.startswith("fp16") == (loss_scale != "-")
+        assert (plan.placement.precision == "fp16") == (loss_scale != "-")
 
 
 @pytest.mark.parametrize("name", [name for name in shipped.names("recipes") if name not in OWN])
@@ -356,7 +357,9 @@ def test_the_documents_list_every_published_recipe(cells: list[str]) -> None:
 @pytest.mark.parametrize("name", sorted({cells[0] for cells in rows(PLACED)}))
 def test_the_documents_list_every_published_placement(name: str) -> None:
     placement, _ = read_placement(name, [])
-    line = f"| `{name}` | {placement.replicas} x {placement.micro_batch} | {placement.precision} | {placement.about} |"
+    weights = "" if placement.weights == "auto" else f", weights {placement.weights}"
+    layout = f"{placement.replicas} x {placement.micro_batch} | {placement.precision}{weights}"
+    line = f"| `{name}` | {layout} | {placement.about} |"
     assert line in (DOCS / "placements.md").read_text()
 
 
@@ -370,7 +373,7 @@ def test_the_documents_list_every_published_placement(name: str) -> None:
 def test_graphcore_lars_decays_inside_its_ratio_too(name: str, own: float) -> None:
     lars = plan_of(name).recipe.optimizer
     assert isinstance(lars, Lars)
-    assert (lars.trust, lars.decay, lars.epsilon, lars.momentum_correction) == (0.001, own, 0, False)
+    assert (lars.trust_coefficient, lars.decay, lars.epsilon, lars.momentum_correction) == (0.001, own, 0, False)
     assert lars.skip_names == ("norm", "bias")
 
 
@@ -401,7 +404,7 @@ def test_mlperf_recipes_keep_the_rules(batch: int, decay: float, steps: int) -> 
     lars, fall = plan.recipe.optimizer, plan.recipe.schedule
     assert isinstance(lars, Lars)
     assert isinstance(fall, Polynomial)
-    assert (lars.decay, lars.trust, lars.epsilon) == (decay, 0.001, 0)
+    assert (lars.decay, lars.trust_coefficient, lars.epsilon) == (decay, 0.001, 0)
     assert math.log2(lars.decay / 1e-4) == pytest.approx(round(math.log2(lars.decay / 1e-4)), abs=1e-12)
     # Published decay steps are those of the whole run, or of its fall: whichever ends soon after it converged.
     assert min(abs(plan.steps - steps), abs(plan.steps - plan.warm_steps - steps)) <= 0.003 * steps
@@ -417,8 +420,8 @@ def test_mlperf_recipes_keep_the_rules(batch: int, decay: float, steps: int) -> 
 def test_graphcore_tensorflow_crops_and_smooths_like_tensorflow(name: str) -> None:
     plan = plan_of(name)
     crop = plan.recipe.augment.crop
-    assert (crop.aspect, crop.spread, crop.tries, crop.otherwise) == ((0.75, 1.33), "uniform", 100, "whole")
-    assert crop.object_share == 0.1
+    assert (crop.aspect, crop.distribution, crop.tries, crop.otherwise) == ((0.75, 1.33), "uniform", 100, "whole")
+    assert crop.object_fraction == 0.1
     assert plan.recipe.loss.smooth_over == "others"
     assert isinstance(plan.data, Files)
     side = plan.facts.side
@@ -445,8 +448,8 @@ def test_graphcore_efficientnets_are_mixed_averaged_and_forget_by_their_batch(na
     assert recipe.norm == GroupNorm(name="group", groups=4, epsilon=1e-3)
     assert recipe.mix.mixup == 0.2
     assert recipe.mix.cutmix == LogarithmicCut(name="logarithmic", kept=0.85)
-    assert recipe.average.decay == 0.97
-    assert plan.images_in(recipe.average.every) == IMAGES
+    assert recipe.ema.decay == 0.97
+    assert plan.images_in(recipe.ema.every) == IMAGES
 
 
 @pytest.mark.parametrize("name", [*named("b4-g16-graphcore-pytorch"), "efficientnet-b4-graphcore-pytorch"])
@@ -455,7 +458,7 @@ def test_graphcore_pytorch_efficientnets_are_mixed_and_fall_as_published(name: s
     recipe = plan.recipe
     assert recipe.mix.mixup == 0.2
     assert recipe.mix.cutmix == UniformCut(name="uniform", low=0.65, high=1.0)
-    assert recipe.mix.cutmix_chance == 1 - 0.35
+    assert recipe.mix.cutmix_probability == 1 - 0.35
     assert isinstance(recipe.schedule, Exponential)
     assert float(plan.images_in(recipe.schedule.every)) == pytest.approx(IMAGES / 0.424)
 
@@ -472,7 +475,7 @@ def test_the_first_graphcore_pytorch_efficientnets_fall_by_two_percent_an_epoch(
 def test_nvcnn_crops_squashes_and_falls_as_published(name: str) -> None:
     plan = plan_of(name)
     assert isinstance(plan.data, Files)
-    assert plan.data.evaluation == Squash(name="squash", share=0.875)
+    assert plan.data.evaluation == Squash(name="squash", fraction=0.875)
     assert plan.data.normalize == "unit"
     assert plan.recipe.augment.crop.aspect == (0.8, 1.25)
     assert not plan.recipe.weight_decay.skip_names
@@ -578,27 +581,28 @@ def test_graphcore_pytorch_mixed_its_smallest_efficientnet_from_a_later_release_
 
 
 @pytest.mark.parametrize(
-    ("page", "precision", "by_chance", "cuts"),
+    ("page", "weights", "by_chance", "cuts"),
     [
-        ("resnet50-4ipu-mk2", "fp16.16", True, []),
-        ("resnet50-16ipu-mk2-bench", "fp16.16", True, []),
-        ("efficientnet-b4-g16-4ipu-mk2", "fp16.32", True, ["stage2/unit2", "stage3/unit4", "stage6/unit1"]),
-        ("efficientnet-b4-g16-gn-pod16", "fp16.16", True, ["stage4/unit1"]),
-        ("efficientnet-b4-g16-gn-pod64", "fp16.16", True, ["stage4/unit1"]),
-        ("efficientnet-b4-g1-gn-pod16", "fp16.16", True, ["stage2/unit2", "stage4/unit1", "stage5/unit6"]),
-        ("efficientnet-b0-g16-gn", "fp16.32", True, ["stage3/unit2"]),
-        ("mobilenet-v3-small", "fp16.16", True, ["all"]),
-        ("mobilenet-v3-small-pod4", "fp16.16", False, ["all"]),
-        ("mobilenet-v3-large", "fp16.16", True, []),
-        ("mobilenet-v3-large-pod16", "fp16.16", False, []),
+        ("resnet50-4ipu-mk2", "fp16", True, []),
+        ("resnet50-16ipu-mk2-bench", "fp16", True, []),
+        ("efficientnet-b4-g16-4ipu-mk2", "fp32", True, ["stage2/unit2", "stage3/unit4", "stage6/unit1"]),
+        ("efficientnet-b4-g16-gn-pod16", "fp16", True, ["stage4/unit1"]),
+        ("efficientnet-b4-g16-gn-pod64", "fp16", True, ["stage4/unit1"]),
+        ("efficientnet-b4-g1-gn-pod16", "fp16", True, ["stage2/unit2", "stage4/unit1", "stage5/unit6"]),
+        ("efficientnet-b0-g16-gn", "fp32", True, ["stage3/unit2"]),
+        ("mobilenet-v3-small", "fp16", True, ["all"]),
+        ("mobilenet-v3-small-pod4", "fp16", False, ["all"]),
+        ("mobilenet-v3-large", "fp16", True, []),
+        ("mobilenet-v3-large-pod16", "fp16", False, []),
     ],
 )
 def test_graphcore_pytorch_placements_round_and_cut_as_published(
-    page: str, precision: str, by_chance: bool, cuts: list[str]
+    page: str, weights: str, by_chance: bool, cuts: list[str]
 ) -> None:
     """Where weights have 32 bits, chance rounds none of them, whatever the page says."""
     placement, _ = read_placement(page, [])
-    assert (placement.precision, placement.stochastic_rounding) == (precision, by_chance)
+    assert placement.precision == "fp16"
+    assert (placement.weights.replace("auto", "fp32"), placement.stochastic_rounding) == (weights, by_chance)
     assert list(placement.recompute) == cuts
 
 
@@ -616,13 +620,14 @@ def test_the_recipe_of_the_mlperf_write_up() -> None:
     assert (plan.norm_replicas, plan.norm_total, plan.warm_steps) == (2, 80, 800)
     assert schedule.lr(plan, 800) == 10.72
     assert plan.recomputed[:2] == ["stage1/unit2", "stage2/unit1"]
-    assert (plan.placement.precision, plan.placement.stochastic_rounding) == ("fp16.16", True)
+    assert (plan.placement.precision, plan.placement.weights) == ("fp16", "fp16")
+    assert plan.placement.stochastic_rounding
 
 
 def test_timm_a3_is_lamb_on_binary_losses_at_160_pixels() -> None:
     recipe = plan_of("resnet50-timm-a3").recipe
     assert (recipe.loss.kind, recipe.loss.threshold) == ("binary", 0.2)
-    assert (recipe.mix.mixup, recipe.mix.switch, recipe.mix.mixup_larger) == (0.1, 0.5, False)
+    assert (recipe.mix.mixup, recipe.mix.switch_probability, recipe.mix.mixup_larger) == (0.1, 0.5, False)
     assert recipe.weight_decay.skip_dimensions == (1,)
     assert recipe.clip.norm == 1
     assert isinstance(recipe.schedule, Cosine)
@@ -634,7 +639,7 @@ def test_timm_a3_is_lamb_on_binary_losses_at_160_pixels() -> None:
     assert isinstance(recipe.optimizer, Lamb)
     assert recipe.optimizer.scales == "decayed"
     assert isinstance(recipe.augment.policy, RandAugment)
-    assert (recipe.augment.policy.form, recipe.augment.policy.spread) == ("timm", 0.5)
+    assert (recipe.augment.policy.form, recipe.augment.policy.magnitude_std) == ("timm", 0.5)
 
 
 @pytest.mark.parametrize("epochs", [16, 24, 32, 40, 56, 88])
@@ -642,7 +647,7 @@ def test_ffcv_blurs_and_judges_mirror_images_too(epochs: int) -> None:
     recipe = plan_of(f"resnet50-ffcv-{epochs}").recipe
     assert isinstance(recipe.model, ResNet)
     assert recipe.model.blur
-    assert recipe.evaluate.mirror
+    assert recipe.evaluate.flip
 
 
 @pytest.mark.parametrize("name", ["efficientnet-b0-nvidia", "efficientnet-b4-nvidia"])

@@ -216,9 +216,9 @@ def test_a_start_says_what_arithmetic_has_changed_since_the_last_one() -> None:
     first = start_row(make_plan("on.cpu_threads=1"), machine, 0, [])
     assert first["arithmetic_changed"] == {}
     before: list[Row] = [{"kind": "start", **first}, {"kind": "report", "step": 5}]
-    plan = make_plan("on.cpu_threads=1", "on.precision=64.64", "on.micro_batch=4", "on.keep_last=9")
+    plan = make_plan("on.cpu_threads=1", "on.precision=fp64", "on.micro_batch=4", "on.keep_last=9")
     again = start_row(plan, machine, 5, before)
-    assert again["arithmetic_changed"] == {"precision": ["32.32", "64.64"]}
+    assert again["arithmetic_changed"] == {"precision": ["fp32", "fp64"]}
     assert again["step"] == 5
     assert {"paceline", "python", "torch", "numpy"} <= again["versions"].keys()
     assert again["placement"]["micro_batch"] == 4

@@ -18,7 +18,7 @@ from paceline.settings.augment import Crop
 from paceline.settings.data import Center, Squash
 
 TORCH = Crop()
-TENSORFLOW = Crop(area=(0.05, 1.0), spread="uniform", otherwise="whole", tries=100)
+TENSORFLOW = Crop(area=(0.05, 1.0), distribution="uniform", otherwise="whole", tries=100)
 MANY = np.arange(20_000, dtype=np.int64)
 CENTER = Center(name="center")
 
@@ -121,7 +121,7 @@ def test_after_the_last_try_torch_takes_the_center_and_tensorflow_the_whole(
 
 @pytest.mark.parametrize("crop", [TORCH, TENSORFLOW])
 def test_a_box_holds_the_asked_share_of_one_object(crop: Crop) -> None:
-    crop = crop.model_copy(update={"object_share": 0.6, "tries": 500, "area": (0.05, 0.3)})
+    crop = crop.model_copy(update={"object_fraction": 0.6, "tries": 500, "area": (0.05, 0.3)})
     corner = np.array([[0.0, 0.0, 0.25, 0.25], [0.75, 0.75, 1.0, 1.0]], np.float32)
     index = rows([2] * 300)
     index["first_object"] = 0
@@ -134,7 +134,7 @@ def test_a_box_holds_the_asked_share_of_one_object(crop: Crop) -> None:
 
 
 def test_images_without_objects_are_cut_as_if_nothing_was_asked() -> None:
-    crop = TORCH.model_copy(update={"object_share": 0.9})
+    crop = TORCH.model_copy(update={"object_fraction": 0.9})
     empty = np.array([[0.5, 0.5, 0.5, 0.5], [0.9, 0.9, 0.1, 0.1], [np.nan, 0, 1, 1], [0, 0, 0.1, 0.1]], np.float32)
     plain = training_boxes(0, TORCH, MANY[:4], *sizes(300, 200, 4))
     found = training_boxes(0, crop, MANY[:4], *sizes(300, 200, 4), rows([0, 3, 0, 1]), empty)
@@ -142,7 +142,7 @@ def test_images_without_objects_are_cut_as_if_nothing_was_asked() -> None:
 
 
 def test_the_objects_of_one_image_do_not_move_the_box_of_another() -> None:
-    crop = TORCH.model_copy(update={"object_share": 0.5})
+    crop = TORCH.model_copy(update={"object_fraction": 0.5})
     table = np.tile(np.array([[0.1, 0.1, 0.4, 0.4]], np.float32), (5, 1))
     together = training_boxes(0, crop, MANY[:3], *sizes(300, 200, 3), rows([2, 0, 3]), table)
     index = rows([2, 0, 3])
@@ -208,7 +208,7 @@ def test_a_side_beyond_the_resized_edge_sees_that_edge_whole() -> None:
 
 
 def test_squash_keeps_its_share_of_both_edges() -> None:
-    box = evaluation_boxes(Squash(name="squash", share=0.875), 224, np.array([800]), np.array([160]))[0]
+    box = evaluation_boxes(Squash(name="squash", fraction=0.875), 224, np.array([800]), np.array([160]))[0]
     assert box.tolist() == [10, 50, 140, 700]
 
 

@@ -11,7 +11,7 @@ from conftest import make_recipe
 from paceline.model.build import build_network
 from paceline.model.layers import BlurredConv, conv
 from paceline.model.resnet import Unit
-from paceline.settings.data import Facts
+from paceline.settings.data import DataFacts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -50,7 +50,7 @@ def network(name: str, classes: int, side: int, *words: str, channels: int = 3) 
     """A network that has shapes but no memory."""
     recipe = make_recipe(f"model={name}", *words)
     with torch.device("meta"):
-        return build_network(recipe, Facts(1, 1, classes, side, channels))
+        return build_network(recipe, DataFacts(1, 1, classes, side, channels))
 
 
 def size(module: nn.Module) -> int:
@@ -125,7 +125,7 @@ def test_shortcuts_project_where_they_should(name: str, words: tuple[str, ...], 
 
 def test_a_padded_shortcut_is_a_strided_slice_with_zero_channels() -> None:
     recipe = make_recipe("model=resnet8", "norm=none")
-    built = build_network(recipe, Facts(1, 1, 10, 8)).double()
+    built = build_network(recipe, DataFacts(1, 1, 10, 8)).double()
     unit = dict(built.named_children())["stage2/unit1"]
     assert isinstance(unit, Unit)
     with torch.no_grad():
@@ -168,7 +168,7 @@ def reference(built: nn.Module, x: Tensor) -> Tensor:
 
 def test_a_small_network_computes_what_its_formula_says() -> None:
     recipe = make_recipe("model=resnet14-cifar", "norm=none")
-    built = build_network(recipe, Facts(1, 1, 10, 8)).double()
+    built = build_network(recipe, DataFacts(1, 1, 10, 8)).double()
     with torch.no_grad():
         for number, parameter in enumerate(built.parameters()):
             values = torch.arange(parameter.numel(), dtype=torch.float64)

@@ -123,7 +123,7 @@ def test_shares_are_chosen_by_key_and_label_and_so_alike_in_every_format(tmp_pat
     right = [picture for picture in PICTURES if picture.wrong_label is None]  # which folders cannot say otherwise
     for kind, write in WRITERS.items():
         write(right, tmp_path / kind, validation=0)
-    indexes = [open_index(files(validation="20%", use="50%"), tmp_path / kind) for kind in WRITERS]
+    indexes = [open_index(files(validation="20%", fraction="50%"), tmp_path / kind) for kind in WRITERS]
     judged = [set(index.validation.keys) for index in indexes]
     trained = [set(index.training.keys) for index in indexes]
     assert judged[0] == judged[1] == judged[2]
@@ -143,9 +143,9 @@ def test_each_class_gives_its_share_and_keeps_an_image(tmp_path: Path, share: st
             place.write_bytes(PICTURES[20].bytes)
     index = open_index(files(validation=share), tmp_path / "data")
     assert np.bincount(index.validation.rows["label"], minlength=4).tolist() == judged
-    less = open_index(files(validation=share, use="2%"), tmp_path / "data")
+    less = open_index(files(validation=share, fraction="2%"), tmp_path / "data")
     assert np.bincount(less.training.rows["label"]).tolist() == [1, 1, 1, 1]
-    assert same(less, open_index(files(validation=share, use="2%"), tmp_path / "data"))
+    assert same(less, open_index(files(validation=share, fraction="2%"), tmp_path / "data"))
 
 
 def test_classes_of_one_image_each_cannot_be_judged(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_other_settings_make_another_index_from_the_same_scan(made: Path, scanne
     folder = shutil.copytree(made / "folder", tmp_path / "data", ignore=shutil.ignore_patterns(".*"))
     whole = open_index(files(), folder)
     scanned.clear()
-    half = open_index(files(use=0.5), folder)
+    half = open_index(files(fraction=0.5), folder)
     assert len(half.training) < len(whole.training)
     assert half.classes == whole.classes
     assert scanned == []

@@ -10,10 +10,11 @@ import pytest
 from conftest import SMALL, make_recipe
 from paceline.errors import SpecError
 from paceline.settings import build, shipped, suggest
-from paceline.settings.model import Outside
-from paceline.settings.optimizer import Constant, Sgd, Stepped
+from paceline.settings.model import External
+from paceline.settings.optimizer import Sgd
 from paceline.settings.placement import Placement
 from paceline.settings.recipe import Recipe
+from paceline.settings.schedule import Constant, Stepped
 
 SECONDS = "depends on the machine's speed; write epochs, steps, images or %"
 LR = "expected a learning rate such as 0.1, '2^-6 per image' or '0.1 per 256 images', found "
@@ -79,13 +80,13 @@ def fault_of(text: str, *words: str, model: type[build.Settings] = Recipe) -> st
         ("epochs: 1", "epochs: 1\nepochs: 2", "test.yaml:7: 'epochs' is written twice; keep one of them"),
         ("pad: 1", "pad: 1, pad: 2", "test.yaml:9: 'pad' is written twice; keep one of them"),
         ("global_batch: 16\n", "", "test.yaml:2: recipe needs 'global_batch'"),
-        (", lr: 0.1", "", "test.yaml:7: optimizer: momentum needs 'lr'"),
+        (", lr: 0.1", "", "test.yaml:7: optimizer: sgd needs 'lr'"),
         (
             "epochs: 1",
-            "tail: dropp\nepochs: 1",
-            "test.yaml:6: tail: expected flow or drop, found 'dropp'; did you mean",
+            "drop_last: yes\nepochs: 1",
+            "test.yaml:6: drop_last: expected true or false, found 'yes'",
         ),
-        ("{name: momentum", "[name: momentum", "test.yaml:7: this is not YAML: "),
+        ("{name: sgd", "[name: sgd", "test.yaml:7: this is not YAML: "),
         ("epochs: 1", "epochs: 1\n- 3", "test.yaml:7: this is not YAML: "),
         ("lr: 0.1", "lr: fast", f"test.yaml:7: optimizer.lr: {LR}'fast'"),
         ("lr: 0.1", "lr: -0.1", "test.yaml:7: optimizer.lr: expected a learning rate of at least 0, found -0.1"),
@@ -127,7 +128,7 @@ def test_a_fault_on_a_page_says_the_line_and_what_to_write(old: str, new: str, s
         ("augment.mixup=0.2", "'augment.mixup=0.2': augment: augment has no 'mixup'; did you mean 'mix.mixup'?"),
         ("smoothing=0.1", "'smoothing=0.1': recipe has no 'smoothing'; did you mean 'loss.label_smoothing'?"),
         ("batch_size=32", "'batch_size=32': recipe has no 'batch_size'; did you mean 'global_batch'?"),
-        ("ema=0.99", "'ema=0.99': recipe has no 'ema'; did you mean 'average.decay'?"),
+        ("ema=0.99", "'ema=0.99': recipe has no 'ema'; did you mean 'ema.decay'?"),
         ("optimizer.lr=0.1", "'optimizer.lr=0.1': recipe has no 'optimizer'; did you mean 'optimizer'?"),
         ("a.b.c=1", "'a.b.c=1': recipe has no 'a'; there is about, "),
         ("optimizer..lr=1", "'optimizer..lr=1': expected key=value, such as"),
@@ -151,7 +152,7 @@ def test_a_fault_on_a_page_says_the_line_and_what_to_write(old: str, new: str, s
         ("epochs=[", "'epochs=[': epochs: expected a number, found '['"),
         ("seed=1.5", "'seed=1.5': seed: expected a whole number, found 1.5"),
         ("about=", "'about=': about: expected text, found null"),
-        ("tail=dropp", "'tail=dropp': tail: expected flow or drop, found 'dropp'; did you mean 'drop'?"),
+        ("drop_last=truep", "'drop_last=truep': drop_last: expected true or false, found 'yes' 'drop'?"),
         (
             "init.conv=he",
             "'init.conv=he': init.conv: expected published or he-fan-out or he-fan-in or he-mixed or truncated-fan-in "
@@ -199,7 +200,7 @@ def test_a_fault_in_an_override_quotes_it(word: str, start: str) -> None:
         ("replicas=0", "'replicas=0': replicas: "),
         ("micro_batch=1.5", "'micro_batch=1.5': micro_batch: expected "),
         ("precision=8.8", "'precision=8.8': precision: expected "),
-        ("resident=maybe", "'resident=maybe': resident: expected "),
+        ("data_on_device=maybe", "'data_on_device=maybe': data_on_device: expected "),
         ("save=0 epochs", "'save=0 epochs': save: "),
         ("keep_every=5 seconds", "'keep_every=5 seconds': keep_every: "),
         ("timeout=0", "'timeout=0': timeout: input should be greater than 0, found 0"),
@@ -244,7 +245,7 @@ def test_a_precision_that_others_name_is_told_ours(word: str, end: str) -> None:
 
 
 @pytest.mark.parametrize("digits", [4300, 4301, 5000])
-@pytest.mark.parametrize("key", ["global_batch", "epochs", "report", "tail"])
+@pytest.mark.parametrize("key", ["global_batch", "epochs", "report", "drop_last"])
 def test_a_number_of_very_many_digits_is_one_short_line(key: str, digits: int) -> None:
     nines = "9" * digits
     for message in (fault_of(SMALL, f"{key}={nines}x"), fault_of(SMALL.replace("model: resnet8", f"model: {nines}"))):
@@ -278,9 +279,9 @@ def test_a_prefix_is_no_part_of_the_key_and_stays_in_the_message() -> None:
 
 def test_the_addresses_of_a_recipe_are_those_of_the_kinds_it_names() -> None:
     every, named = build.addresses(Recipe), build.addresses(Recipe, {"optimizer": {"name": "sgd"}})
-    assert {"epochs", "optimizer", "optimizer.lr", "optimizer.trust", "data.evaluation.short"} <= set(every)
+    assert {"epochs", "optimizer", "optimizer.lr", "optimizer.trust_coefficient", "data.evaluation.short"} <= set(every)
     assert "optimizer.lr" in named
-    assert "optimizer.trust" not in named
+    assert "optimizer.trust_coefficient" not in named
     assert len(set(every)) == len(every)
 
 
@@ -290,7 +291,7 @@ def test_text_with_forbidden_characters_is_not_yaml() -> None:
 
 def test_a_page_that_lacks_keys_is_told_all_of_them() -> None:
     assert fault_of("") == "test.yaml: recipe needs 'model', 'global_batch', 'epochs', 'optimizer', 'schedule'"
-    assert fault_of(SMALL.replace("{name: momentum, lr: 0.1}", "sgd").replace("epochs: 1\n", "")) == (
+    assert fault_of(SMALL.replace("{name: sgd, lr: 0.1, momentum: 0.9}", "sgd").replace("epochs: 1\n", "")) == (
         "test.yaml:2: recipe needs 'epochs' (and 1 more)"
     )
     assert fault_of(SMALL, "optimizer={name: adamw, lr: 1, betas: []}").endswith("values in this list (and 1 more)")
@@ -386,15 +387,15 @@ def test_an_override_reaches_into_a_kind_given_by_name_and_into_sections_not_wri
 )
 def test_a_network_of_another_package_is_one_word_or_two_keys(page: str, words: tuple[str, ...]) -> None:
     recipe = make_recipe(*words, text=SMALL.replace("resnet8", page))
-    assert recipe.model == Outside(name="timm", network="a.b_1")
+    assert recipe.model == External(name="timm", network="a.b_1")
 
 
 def test_only_the_first_colon_parts_package_and_network() -> None:
-    assert make_recipe("model=timm:hf-hub:a/b").model == Outside(name="timm", network="hf-hub:a/b")
+    assert make_recipe("model=timm:hf-hub:a/b").model == External(name="timm", network="hf-hub:a/b")
 
 
 def test_a_network_of_another_package_has_settings_of_its_own() -> None:
-    expected = Outside(name="torchvision", network="googlenet", auxiliary=0.5)
+    expected = External(name="torchvision", network="googlenet", auxiliary=0.5)
     assert make_recipe("model={name: torchvision:googlenet, auxiliary: 0.5}").model == expected
     assert make_recipe("model=torchvision:googlenet", "model.auxiliary=0.5").model == expected
     page = SMALL.replace("resnet8", "{name: torchvision:googlenet, auxiliary: 0.5}")

@@ -48,7 +48,7 @@ from pictures_made import Made, split, write_folder, write_tars
 
 PICTURES = clean_pictures(40)
 TRAINING, VALIDATION = (sorted(part, key=lambda picture: picture.key) for part in split(PICTURES, 1 / 7))
-WORDS = ("on.loader_threads=2", "on.micro_batch=8", "norm=none", "norm_batch=null")
+WORDS = ("on.loader_workers=2", "on.micro_batch=8", "norm=none", "norm_batch=null")
 
 
 @pytest.fixture(scope="module")
@@ -381,7 +381,7 @@ def test_a_worker_process_may_fill_the_cache_of_its_replica_alone(folder: Path) 
 
 def test_data_that_change_before_worker_processes_open_them_are_refused(tmp_path: Path) -> None:
     folder = write_folder(PICTURES, tmp_path / "data", 1 / 7)
-    plan = file_plan(folder, *WORDS, "on.loader_threads=5")
+    plan = file_plan(folder, *WORDS, "on.loader_workers=5")
     with loading(plan, folder) as loader:
         first = next((folder / "train").iterdir())
         (first / "a new one.JPEG").write_bytes(PICTURES[-1].bytes)

@@ -13,8 +13,8 @@ from paceline.model.build import build_network
 from paceline.model.cost import survey
 from paceline.model.dropout import Chances
 from paceline.model.norm import BatchNormAct, NormAct
-from paceline.settings.data import Facts
-from paceline.settings.model import Model, Outside
+from paceline.settings.data import DataFacts
+from paceline.settings.model import External, Model
 from paceline.settings.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -36,14 +36,14 @@ def by_name(member: tables.Member) -> str:
     return member.name
 
 
-def facts_of(member: tables.Member, side: int) -> Facts:
-    return Facts(1, 1, member.classes, side)
+def facts_of(member: tables.Member, side: int) -> DataFacts:
+    return DataFacts(1, 1, member.classes, side)
 
 
 FAMILIES = [
     typing.get_args(family.model_fields["name"].annotation)
     for family in typing.get_args(Model)
-    if family is not Outside
+    if family is not External
 ]
 """The names of every network that the settings know by family, but for other packages' ones."""
 NAMES = [name for names in FAMILIES for name in names]
@@ -61,13 +61,13 @@ def test_the_tables_say_what_is_built(member: tables.Member) -> None:
     assert (facts.blocks, facts.smallest_side) == (tables.block_names(recipe.model), member.smallest_side)
 
 
-def assert_smallest(recipe: Recipe, facts: Facts) -> None:
+def assert_smallest(recipe: Recipe, facts: DataFacts) -> None:
     """Images of this side go through in training, and those of one pixel less do not."""
     rows = survey(recipe, facts)
     assert len(rows) == len(tables.block_names(recipe.model))
     if facts.side > 1:
         with pytest.raises(RuntimeError, match=r"too small|greater than actual input size"):
-            survey(recipe, Facts(1, 1, facts.classes, facts.side - 1))
+            survey(recipe, DataFacts(1, 1, facts.classes, facts.side - 1))
 
 
 @pytest.mark.parametrize("member", tables.MEMBERS, ids=by_name)
@@ -79,8 +79,8 @@ def test_no_smaller_image_than_the_smallest_goes_through(member: tables.Member) 
 def test_settings_change_blocks_and_smallest_side_in_the_tables_too(settings: str, smallest: int) -> None:
     recipe = make_recipe(f"model={settings}")
     assert tables.smallest_side(recipe.model) == smallest
-    assert_smallest(recipe, Facts(1, 1, 10, smallest))
-    facts = Facts(1, 1, 10, max(smallest, 32))
+    assert_smallest(recipe, DataFacts(1, 1, 10, smallest))
+    facts = DataFacts(1, 1, 10, max(smallest, 32))
     assert tuple(row.name for row in survey(recipe, facts)) == tables.block_names(recipe.model)
 
 
@@ -91,7 +91,7 @@ def test_every_network_has_a_row_in_the_tables() -> None:
 
 @pytest.mark.parametrize(("side", "times"), [(112, 0.25), (224, 1), (448, 4)])
 def test_activations_grow_with_the_area_of_a_picture(side: int, times: float) -> None:
-    facts = tables.network_facts(make_recipe("model=resnet50").model, Facts(1, 1, 1000, side))
+    facts = tables.network_facts(make_recipe("model=resnet50").model, DataFacts(1, 1, 1000, side))
     assert facts.activations == times * tables.member("resnet50").activations
     assert facts.parameters == 25_557_032
 
@@ -99,14 +99,14 @@ def test_activations_grow_with_the_area_of_a_picture(side: int, times: float) ->
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "resnext50"])
 def test_the_memory_of_a_3x3_stem_is_near_what_is_built(name: str) -> None:
     recipe = make_recipe(f"model={{name: {name}, stem: 3x3}}")
-    built = sum(row.activation_bytes for row in survey(recipe, Facts(1, 1, 10, 32))) / 4
-    assert built <= tables.network_facts(recipe.model, Facts(1, 1, 10, 32)).activations <= 2 * built
+    built = sum(row.activation_bytes for row in survey(recipe, DataFacts(1, 1, 10, 32))) / 4
+    assert built <= tables.network_facts(recipe.model, DataFacts(1, 1, 10, 32)).activations <= 2 * built
 
 
 def sides_of_norms(recipe: Recipe, sides: set[int]) -> dict[int, int]:
     """The fewest pixels a side that any norm sees, by the side of the images."""
     with torch.device("meta"):
-        built = build_network(recipe, Facts(1, 1, 10, 32))
+        built = build_network(recipe, DataFacts(1, 1, 10, 32))
         Chances(built, 0, torch.float32).draw(torch.arange(2))
     seen: list[int] = []
     for part in built.modules():
@@ -128,28 +128,28 @@ def test_a_plan_knows_how_many_pixels_the_norms_see(settings: str) -> None:
     smallest = tables.smallest_side(recipe.model)
     sides = {smallest, smallest + 1, *(side for side in (32, 33, 107, 224, 347) if side >= smallest)}
     for side, fewest in sides_of_norms(recipe, sides).items():
-        assert tables.network_facts(recipe.model, Facts(1, 1, 10, side)).last_side == fewest, side
+        assert tables.network_facts(recipe.model, DataFacts(1, 1, 10, side)).last_side == fewest, side
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_knows_whether_a_network_has_norms(name: str) -> None:
     recipe = make_recipe(f"model={name}")
     with torch.device("meta"):
-        built = build_network(recipe, Facts(1, 1, 10, 32))
+        built = build_network(recipe, DataFacts(1, 1, 10, 32))
     norms = any(isinstance(part, BatchNormAct) for part in built.modules())
-    assert tables.network_facts(recipe.model, Facts(1, 1, 10, 32)).norms == norms
+    assert tables.network_facts(recipe.model, DataFacts(1, 1, 10, 32)).norms == norms
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_inception_v3_with_its_head_needs_its_size_for_the_head(name: str) -> None:
-    facts = tables.network_facts(make_recipe(f"model={name}").model, Facts(1, 1, 10, 299))
+    facts = tables.network_facts(make_recipe(f"model={name}").model, DataFacts(1, 1, 10, 299))
     assert facts.auxiliary == (name == "inception-v3")
     plain = make_recipe("model={name: inception-v3, auxiliary: 0}").model
-    assert not tables.network_facts(plain, Facts(1, 1, 10, 75)).auxiliary
+    assert not tables.network_facts(plain, DataFacts(1, 1, 10, 75)).auxiliary
 
 
 def test_a_network_of_another_package_is_one_block_taken_for_large() -> None:
-    facts = tables.network_facts(make_recipe("model=timm:resnet10t").model, Facts(1, 1, 10, 224))
+    facts = tables.network_facts(make_recipe("model=timm:resnet10t").model, DataFacts(1, 1, 10, 224))
     largest = tables.member("resnet152")
     assert facts.blocks == ("network",)
     assert (facts.parameters, facts.activations) == (largest.parameters, largest.activations)
@@ -157,7 +157,7 @@ def test_a_network_of_another_package_is_one_block_taken_for_large() -> None:
 
 
 def test_a_survey_counts_parameters_memory_and_multiply_adds_of_each_block() -> None:
-    rows = {row.name: row for row in survey(make_recipe("model=resnet8"), Facts(1, 1, 10, 32))}
+    rows = {row.name: row for row in survey(make_recipe("model=resnet8"), DataFacts(1, 1, 10, 32))}
     stem, unit, head = rows["stem"], rows["stage2/unit1"], rows["head"]
     assert stem.parameters == 3 * 16 * 9 + 2 * 16
     assert stem.multiply_adds == 32 * 32 * 3 * 16 * 9
@@ -174,5 +174,5 @@ def test_a_survey_counts_parameters_memory_and_multiply_adds_of_each_block() -> 
 
 
 def test_a_survey_needs_neither_memory_nor_time_for_a_large_image() -> None:
-    rows = survey(make_recipe("model=vgg19"), Facts(1, 1, 1000, 10_000))
+    rows = survey(make_recipe("model=vgg19"), DataFacts(1, 1, 1000, 10_000))
     assert sum(row.activation_bytes for row in rows) > 100 << 30

@@ -22,7 +22,7 @@ from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
 from paceline.model.pretrained import adopt, take
 from paceline.record import Run
-from paceline.settings.data import Facts
+from paceline.settings.data import DataFacts
 from paceline.training.session import take_up
 from paceline.training.state import State, begin, fresh, to_files
 from paceline.world import World
@@ -30,7 +30,7 @@ from paceline.world import World
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 WORLD = World(torch.device("cpu"))
-FACTS = Facts(1, 1, 10, 8)
+FACTS = DataFacts(1, 1, 10, 8)
 Tensors = dict[str, Tensor]
 
 
@@ -362,9 +362,9 @@ def test_too_few_or_too_many_foreign_tensors_are_one_line(tmp_path: Path) -> Non
     assert one_line(tmp_path / "many.pth").endswith("has 38 tensors, and this network has 37")
 
 
-@pytest.mark.parametrize("precision", ["32.32", "16.16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_run_that_keeps_an_average_passes_that_on(tmp_path: Path, precision: str) -> None:
-    theirs = trained("average.decay=0.9", f"on.precision={precision}")
+    theirs = trained("ema.decay=0.9", f"on.precision={precision}", f"on.weights={precision}")
     assert theirs.average is not None
     for row in theirs.average.tensors().values():
         row.fill_(0.75)

@@ -20,7 +20,7 @@ from paceline.world import World
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 WORLD = World(torch.device("cpu"))
-EXACT = ("on.precision=64.64",)
+EXACT = ("on.precision=fp64",)
 
 
 def make_whole(plan: Plan) -> Whole:
@@ -105,7 +105,7 @@ def test_one_gradient_that_is_not_finite_makes_a_step_bad(value: float) -> None:
 
 
 def test_a_variance_that_is_not_finite_makes_a_step_bad_though_every_gradient_is_finite() -> None:
-    plan = make_plan("on.precision=32.32")
+    plan = make_plan("on.precision=fp32")
     whole = make_whole(plan)
     with torch.no_grad():
         whole.module.get_parameter("stem.conv.weight").mul_(1e25)
@@ -132,7 +132,7 @@ def test_only_the_real_images_of_a_batch_are_judged(count: int) -> None:
 
 
 def test_mirrored_judging_takes_the_mean_of_both_scores() -> None:
-    plan = make_plan("evaluate.mirror=true", "norm=none", *EXACT)
+    plan = make_plan("evaluate.flip=true", "norm=none", *EXACT)
     whole, (batch, *_) = make_whole(plan), first_step(plan)
     mean, std = (torch.tensor(row, dtype=torch.float64).view(3, 1, 1) for row in (plan.data.mean, plan.data.std))
     seen = (batch.images.double() / 255 - mean) / std

@@ -27,7 +27,7 @@ from pictures_made import split, write_folder
 from workers_made import failing, meeting, scanning
 
 PICTURES = clean_pictures(60)
-WORDS = ("on.loader_threads=5", "on.micro_batch=8", "norm=none", "norm_batch=null")
+WORDS = ("on.loader_workers=5", "on.micro_batch=8", "norm=none", "norm_batch=null")
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_without_room_every_worker_reads_for_itself(folder: Path, tmp_path: Path
 def test_a_validation_that_was_read_once_needs_no_files_whoever_decodes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = judged(file_plan(folder, *WORDS, "on.loader_threads=2"), folder)
+    plain = judged(file_plan(folder, *WORDS, "on.loader_workers=2"), folder)
     with loading(file_plan(folder, *WORDS, "on.cache=1 GiB"), folder) as loader:
         for spoil in (True, False, False):
             batches = [(batch.images[: batch.count], batch.labels[: batch.count]) for batch in loader.validation()]
@@ -98,7 +98,7 @@ def test_a_validation_that_was_read_once_needs_no_files_whoever_decodes(
 
 @pytest.mark.parametrize("budget", ["20 KB", "1 GiB"])
 def test_workers_that_share_a_cache_show_the_same_images(folder: Path, budget: str) -> None:
-    plain = trained(file_plan(folder, *WORDS, "on.loader_threads=2"), folder, 0, 9)
+    plain = trained(file_plan(folder, *WORDS, "on.loader_workers=2"), folder, 0, 9)
     assert same(trained(file_plan(folder, *WORDS, f"on.cache={budget}"), folder, 0, 9), plain)
 
 

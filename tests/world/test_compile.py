@@ -15,7 +15,7 @@ from paceline.model.build import build_network
 from paceline.model.dropout import Chances, Dropout, StochasticDepth
 from paceline.model.network import Network
 from paceline.model.norm import Statistics
-from paceline.settings.data import Facts
+from paceline.settings.data import DataFacts
 from paceline.training.trials import Outcome, differences
 
 pytestmark = [
@@ -68,7 +68,7 @@ class Training:
         recipe = make_recipe(f"model={page}", "norm.epsilon=0.2")  # with which rounding does not grow in deep networks
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            network = build_network(recipe, Facts(1, 1, 10, side)).double().train()
+            network = build_network(recipe, DataFacts(1, 1, 10, side)).double().train()
         # As `Whole` has it. In the other order of memory torch 2.13 compiles a wrong gradient, zero, for the last
         # pool of AlexNet and VGG where it gives one or two pixels a side.
         self.network: Network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

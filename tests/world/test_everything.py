@@ -24,13 +24,13 @@ schedule: {name: cosine, warmup: 2 steps}
 loss: {label_smoothing: 0.1}
 augment: {pad: 2, flip: true}
 mix: {mixup: 0.2, cutmix: {name: logarithmic, kept: 0.85}, block: 4}
-average: {decay: 0.9}
+ema: {decay: 0.9}
 """
 
 
 def run(folder: Path, *words: str) -> Outcome:
     folder.mkdir(parents=True, exist_ok=True)
-    return Trial(folder, None, STEPS).finish(make_plan("on.precision=64.64", *words, text=EVERYTHING))
+    return Trial(folder, None, STEPS).finish(make_plan("on.precision=fp64", *words, text=EVERYTHING))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_layout_does_not_change_the_run_with_everything_on(
 
 
 def test_a_killed_run_goes_on_exactly_with_everything_on(tmp_path: Path, whole: Outcome) -> None:
-    plan = make_plan("on.precision=64.64", "on.micro_batch=16", text=EVERYTHING)
+    plan = make_plan("on.precision=fp64", "on.micro_batch=16", text=EVERYTHING)
     trial = Trial(tmp_path, None, STEPS)
     assert 2 <= trial.kill_after(plan, 2) < STEPS
     assert max(differences(whole, trial.finish(plan)).values()) == 0

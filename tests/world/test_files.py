@@ -40,8 +40,8 @@ from paceline.training.trials import Outcome, Trial, differences
 from pictures_made import Made, make_pictures, split, write_folder, write_tars
 
 FORMATS = [*WRITERS, "pack"]
-WORDS = ("on.loader_threads=2", "on.micro_batch=4")
-EXACT = ("on.precision=64.64", "on.cpu_threads=1", *WORDS)
+WORDS = ("on.loader_workers=2", "on.micro_batch=4")
+EXACT = ("on.precision=fp64", "on.cpu_threads=1", *WORDS)
 TIMES = {"step_seconds", "images_per_second", "waiting", "total_seconds", "seconds"}
 
 
@@ -102,7 +102,7 @@ def test_the_pack_is_of_tiles_that_are_cut_and_no_more_images_are_left_to_pillow
 
 @pytest.mark.parametrize("kind", FORMATS[1:])
 def test_shares_of_the_data_are_the_same_images_in_every_format(made: Path, kind: str) -> None:
-    words = (*WORDS, "data.validation=20%", "data.use=60%")
+    words = (*WORDS, "data.validation=20%", "data.fraction=60%")
     seen = []
     for name in (f"{kind}-whole", "folder-whole"):
         plan = file_plan(made / name, *words)
@@ -160,7 +160,7 @@ def test_600_pictures_with_every_pitfall_are_one_run_in_every_format(tmp_path: P
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_format_is_the_same_run_on_other_layouts_too(made: Path, tmp_path: Path, kind: str) -> None:
     one = run_trial(tmp_path / "one", made / "folder", 4)
-    other = run_trial(tmp_path / "other", made / kind, 4, "on.replicas=2", "on.micro_batch=8", "on.loader_threads=3")
+    other = run_trial(tmp_path / "other", made / kind, 4, "on.replicas=2", "on.micro_batch=8", "on.loader_workers=3")
     assert max(differences(one, other).values()) <= 1e-12
 
 
@@ -208,7 +208,7 @@ def test_too_many_bad_images_end_a_run_with_one_line(work: Path) -> None:
 
 
 def test_a_signal_to_every_process_of_a_run_saves_it_whoever_decodes(work: Path) -> None:
-    words = train("run", "epochs=500", "on.save=3 steps", "on.loader_threads=5")
+    words = train("run", "epochs=500", "on.save=3 steps", "on.loader_workers=5")
     training = subprocess.Popen(
         [sys.executable, "-m", "paceline", *words], cwd=work, env=environment(), start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -365,9 +365,9 @@ def test_the_first_replica_saves_when_another_cannot_read(work: Path) -> None:
 
 @pytest.mark.long
 def test_kept_and_cached_images_change_no_judgment(work: Path) -> None:
-    plain = ("epochs=2", "on.precision=64.64")
+    plain = ("epochs=2", "on.precision=fp64")
     kept = ("on.decoded_validation=true", "on.cache=100 KB")
-    for out, words in (("plain", ()), ("first", kept), ("second", kept), ("many", (*kept, "on.loader_threads=5"))):
+    for out, words in (("plain", ()), ("first", kept), ("second", kept), ("many", (*kept, "on.loader_workers=5"))):
         assert start(work, *train(out, *plain, *words)).end()[0] == 0
     for out in ("first", "second", "many"):
         assert lessons(work / out) == lessons(work / "plain")
@@ -378,8 +378,8 @@ def test_kept_and_cached_images_change_no_judgment(work: Path) -> None:
 @pytest.mark.long
 def test_a_function_of_ones_own_works_from_the_command_line_on_replicas(work: Path) -> None:
     (work / "mine.py").write_text("def lighter(picture, words):\n    return picture // 2 + int(words[0] % 64)\n")
-    words = ("augment.python=mine:lighter", "on.precision=64.64", "epochs=1")
-    for out, placed in (("one", ()), ("two", ("--replicas", "2", "on.loader_threads=5")), ("none", ())):
+    words = ("augment.python=mine:lighter", "on.precision=fp64", "epochs=1")
+    for out, placed in (("one", ()), ("two", ("--replicas", "2", "on.loader_workers=5")), ("none", ())):
         asked = words if out != "none" else words[1:]
         status, _, errors = start(work, *train(out, *asked, *placed)).end()
         assert (status, errors) == (0, "")
@@ -431,7 +431,7 @@ with loading(plan, folder, 0, folder / "..") as loader, closing(loader.training(
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads its memory from /proc")
 @pytest.mark.parametrize(
-    ("word", "megabytes"), [("on.loader_threads=2", 20), ("on.cache=1 MB", 20), ("on.loader_threads=5", 60)]
+    ("word", "megabytes"), [("on.loader_workers=2", 20), ("on.cache=1 MB", 20), ("on.loader_workers=5", 60)]
 )
 def test_memory_is_flat_over_three_epochs(tmp_path: Path, word: str, megabytes: int) -> None:
     """That of all processes: each of the five loads what it needs for a rare image when it meets the first."""

@@ -31,7 +31,7 @@ HEADED = ("model=googlenet", "data.side=16", "freeze=[stem]", "optimizer.lr=0.00
 
 def run(folder: Path, steps: int, *words: str) -> Outcome:
     folder.mkdir(parents=True, exist_ok=True)
-    return Trial(folder, None, steps).finish(make_plan("on.precision=64.64", "on.cpu_threads=1", *words))
+    return Trial(folder, None, steps).finish(make_plan("on.precision=fp64", "on.cpu_threads=1", *words))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_computing_again_across_replicas_that_share_norm_groups_is_the_same_run(
 
 
 def test_a_trial_leaves_frozen_blocks_where_they_began_and_moves_the_others(tuned: Outcome) -> None:
-    plan = make_plan(*TUNED, "on.precision=64.64")
+    plan = make_plan(*TUNED, "on.precision=fp64")
     state = fresh(plan, World(torch.device("cpu")))
     begin(state, plan)
     start = state.network.module.state_dict()

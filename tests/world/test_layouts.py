@@ -16,7 +16,7 @@ STEPS = 6
 
 def run(folder: Path, *words: str) -> Outcome:
     folder.mkdir(parents=True, exist_ok=True)
-    return Trial(folder, None, STEPS).finish(make_plan("on.precision=64.64", "on.cpu_threads=1", *words))
+    return Trial(folder, None, STEPS).finish(make_plan("on.precision=fp64", "on.cpu_threads=1", *words))
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_layout_does_not_change_the_run(tmp_path: Path, whole: Outcome, replicas
     assert max(found.values()) <= EXACT, found
 
 
-@pytest.mark.parametrize("words", [("on.resident=true",), ("on.loader_threads=3",), ("on.timeout=77",)])
+@pytest.mark.parametrize("words", [("on.data_on_device=true",), ("on.loader_workers=3",), ("on.timeout=77",)])
 def test_other_layout_keys_do_not_change_a_bit(tmp_path: Path, whole: Outcome, words: tuple[str, ...]) -> None:
     assert max(differences(whole, run(tmp_path, "on.micro_batch=16", *words)).values()) == 0
 
@@ -59,7 +59,7 @@ def test_float32_layouts_agree_on_the_first_loss(tmp_path: Path) -> None:
     for replicas in (1, 2):
         folder = tmp_path / str(replicas)
         folder.mkdir()
-        plan = make_plan("on.precision=32.32", f"on.replicas={replicas}", "on.micro_batch=4")
+        plan = make_plan("on.precision=fp32", f"on.replicas={replicas}", "on.micro_batch=4")
         losses.append(Trial(folder, None, 1).finish(plan).losses[0])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
@@ -67,8 +67,8 @@ def test_float32_layouts_agree_on_the_first_loss(tmp_path: Path) -> None:
 def test_a_killed_run_goes_on_exactly_on_the_same_layout_and_to_rounding_on_another(
     tmp_path: Path, whole: Outcome
 ) -> None:
-    here = make_plan("on.precision=64.64", "on.cpu_threads=1", "on.micro_batch=16")
-    there = make_plan("on.precision=64.64", "on.cpu_threads=1", "on.micro_batch=2", "on.replicas=2")
+    here = make_plan("on.precision=fp64", "on.cpu_threads=1", "on.micro_batch=16")
+    there = make_plan("on.precision=fp64", "on.cpu_threads=1", "on.micro_batch=2", "on.replicas=2")
     for plan, limit in ((here, 0.0), (there, EXACT)):
         folder = tmp_path / str(plan.replicas)
         folder.mkdir()

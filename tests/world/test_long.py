@@ -26,7 +26,7 @@ def test_verify_passes_on_the_demo_recipe(paceline: Paceline) -> None:
 
 
 def test_compilation_changes_rounding_only(paceline: Paceline, tmp_path: Path) -> None:
-    words = ["train", "shapes/resnet8", "epochs=0.06", "report=1 steps", "on.precision=64.64", "on.micro_batch=64"]
+    words = ["train", "shapes/resnet8", "epochs=0.06", "report=1 steps", "on.precision=fp64", "on.micro_batch=64"]
     for compiled in ("false", "true"):
         done = paceline(*words, "--out", compiled, f"on.compile={compiled}")
         assert done.returncode == 0, done.stderr

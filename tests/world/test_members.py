@@ -34,7 +34,6 @@ from paceline.settings.model import (
 )
 from paceline.training.evaluate import evaluate
 from paceline.training.loop import update
-from paceline.training.requests import Signals, Wishes
 from paceline.training.state import State, fresh
 from paceline.training.trials import Trial, differences
 from paceline.world import World
@@ -144,7 +143,7 @@ def test_it_trains_a_step_and_validates(built: Built) -> None:
     before = {name: tensor.clone() for name, tensor in built.network.state_dict().items()}
     loader = open_loader(plan, None, 0, WORLD.device)
     with closing(loader.training(0)) as shares:
-        update(plan, WORLD, state, next(shares), Wishes(WORLD, Signals(), None))
+        update(plan, WORLD, state, next(shares))
     assert not state.bad_steps()
     assert 0 < state.last[0] / IMAGES < 100
     for name, tensor in built.network.state_dict().items():
@@ -223,7 +222,7 @@ def test_recomputed_at_every_block_it_gives_the_same_gradients(built: Built) -> 
 def test_it_is_the_same_run_on_two_layouts(tmp_path: Path, page: str, side: int) -> None:
     if page.startswith("vgg"):  # its dense layers are AlexNet's, and would take a billion bytes more for each replica
         page = f"{{name: {page}, head: mean}}"
-    words = (f"model={page}", f"data.side={side}", "norm_batch=8", *calm(model(page)), "on.precision=64.64")
+    words = (f"model={page}", f"data.side={side}", "norm_batch=8", *calm(model(page)), "on.precision=fp64")
     inits = ("init.conv=uniform-fan-in", "init.dense=uniform-fan-in")
     outcomes = []
     for replicas, micro_batch in ((1, 16), (2, 4)):

@@ -11,12 +11,15 @@ from paceline.training.trials import Outcome, Trial, differences
 
 EXACT = 1e-12
 STEPS = 4
-LARS = ("optimizer={name: lars, lr: 2, trust: 0.02, decay: 1e-4}", "clip={value: 1, norm: 0.5, adaptive: 0.1}")
+LARS = (
+    "optimizer={name: lars, lr: 2, trust_coefficient: 0.02, decay: 1e-4}",
+    "clip={value: 1, norm: 0.5, adaptive: 0.1}",
+)
 
 
 def run(folder: Path, *words: str) -> Outcome:
     folder.mkdir()
-    return Trial(folder, None, STEPS).finish(make_plan("on.precision=64.64", "on.cpu_threads=1", *words))
+    return Trial(folder, None, STEPS).finish(make_plan("on.precision=fp64", "on.cpu_threads=1", *words))
 
 
 @pytest.mark.parametrize(

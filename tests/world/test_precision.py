@@ -14,9 +14,9 @@ from paceline.training.trials import Trial, differences
 STEPS = 6
 
 
-@pytest.mark.parametrize("precision", ["16.16", "16.32", "fp16.16"])
-def test_a_killed_16_bit_run_goes_on_bit_for_bit(tmp_path: Path, precision: str) -> None:
-    plan = make_plan(f"on.precision={precision}", "on.cpu_threads=1", "on.micro_batch=8")
+@pytest.mark.parametrize(("precision", "weights"), [("bf16", "bf16"), ("bf16", "fp32"), ("fp16", "fp16")])
+def test_a_killed_16_bit_run_goes_on_bit_for_bit(tmp_path: Path, precision: str, weights: str) -> None:
+    plan = make_plan(f"on.precision={precision}", f"on.weights={weights}", "on.cpu_threads=1", "on.micro_batch=8")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     killed.mkdir()
@@ -25,8 +25,8 @@ def test_a_killed_16_bit_run_goes_on_bit_for_bit(tmp_path: Path, precision: str)
     assert 2 <= trial.kill_after(plan, 2) < STEPS
     found = trial.finish(plan)
     assert max(differences(expected, found).values()) == 0
-    narrow = torch.float16 if precision.startswith("fp16") else torch.bfloat16
-    assert found.tensors["stem.conv.weight"].dtype == (narrow if precision.endswith("16.16") else torch.float32)
+    types = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    assert found.tensors["stem.conv.weight"].dtype == types[weights]
     assert found.tensors["stem.conv.weight.momentum"].dtype == torch.float32
 
 
@@ -35,11 +35,20 @@ def test_16_bit_replicas_agree_with_one_on_the_first_loss_and_with_each_other(
 ) -> None:
     (tmp_path / "small.yaml").write_text(
         "{model: resnet8, data: {name: generated, images: 96, validation_images: 8, classes: 10, side: 8}, "
-        "global_batch: 16, norm_batch: 4, epochs: 1, optimizer: {name: momentum, lr: 0.1}, schedule: constant, "
+        "global_batch: 16, norm_batch: 4, epochs: 1, optimizer: {name: sgd, lr: 0.1, momentum: 0.9}, "
+        "schedule: constant, "
         "report: 1 steps}"
     )
     for replicas in ("1", "2"):
-        words = ["train", "small.yaml", "--replicas", replicas, "on.precision=16.16", "on.micro_batch=4"]
+        words = [
+            "train",
+            "small.yaml",
+            "--replicas",
+            replicas,
+            "on.precision=bf16",
+            "on.weights=bf16",
+            "on.micro_batch=4",
+        ]
         done = paceline(*words, "--out", replicas)
         assert done.returncode == 0, done.stderr  # every report has compared the replicas' weights
     one, two = (latest(rows_of(tmp_path / name), "report") for name in ("1", "2"))
@@ -47,7 +56,7 @@ def test_16_bit_replicas_agree_with_one_on_the_first_loss_and_with_each_other(
 
 
 def test_a_16_bit_replica_without_a_micro_batch_adds_zeros(tmp_path: Path) -> None:
-    plan = make_plan("on.precision=16.16", "on.replicas=5", "on.micro_batch=4")
+    plan = make_plan("on.precision=bf16", "on.weights=bf16", "on.replicas=5", "on.micro_batch=4")
     assert len(Trial(tmp_path, None, 2).finish(plan).losses) == 2
 
 
@@ -56,7 +65,13 @@ def test_rounding_by_chance_can_be_turned_off(tmp_path: Path) -> None:
     for chance in ("true", "false"):
         folder = tmp_path / chance
         folder.mkdir()
-        words = ("on.precision=16.16", f"on.stochastic_rounding={chance}", "on.micro_batch=16", "optimizer.lr=0.0001")
+        words = (
+            "on.precision=bf16",
+            "on.weights=bf16",
+            f"on.stochastic_rounding={chance}",
+            "on.micro_batch=16",
+            "optimizer.lr=0.0001",
+        )
         outcomes.append(Trial(folder, None, 4).finish(make_plan(*words)))
     by_chance, nearest = (outcome.tensors["stage3/unit1.conv2.weight"].float() for outcome in outcomes)
     # Steps this small vanish when rounded to the nearest; by chance some weights take them.

@@ -19,11 +19,11 @@ def draw_erase(recipe: Recipe, positions: Int64s, side: int) -> Float64s | None:
     """For each position, top, left, bottom and right (pixels) of a box inside the image, which may be empty: area and
     shape are drawn again, up to ten times, until the box is smaller than the image."""
     erase = recipe.augment.erase
-    if not erase.chance:
+    if not erase.probability:
         return None
     edges = np.zeros((4, len(positions)), np.int64)
     key = keyed.key(recipe.seed, "erase")
-    remaining = np.flatnonzero(keyed.uniforms(*keyed.words(key, positions)[:2]) < erase.chance)
+    remaining = np.flatnonzero(keyed.uniforms(*keyed.words(key, positions)[:2]) < erase.probability)
     shortest, longest = np.log(erase.aspect)
     for attempt in range(1, ATTEMPTS + 1):
         sizes, shapes, down, right = keyed.words(key, positions[remaining], attempt)

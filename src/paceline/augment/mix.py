@@ -31,9 +31,9 @@ def draw_mix(recipe: Recipe, positions: Int64s, side: int) -> Float64s | None:
     if mixing.cutmix is not None:
         kept = _kept_fraction(recipe.seed, mixing.cutmix, positions)
         chance, switch, *_ = keyed.words(keyed.key(recipe.seed, "mix chance"), positions)
-        kept = np.where(_fraction(chance) < mixing.cutmix_chance, kept, 1.0)
-        if mixing.switch is not None:  # one of the two for each image
-            cuts = _fraction(switch) < mixing.switch
+        kept = np.where(_fraction(chance) < mixing.cutmix_probability, kept, 1.0)
+        if mixing.switch_probability is not None:  # one of the two for each image
+            cuts = _fraction(switch) < mixing.switch_probability
             own, kept = np.where(cuts, 1.0, own), np.where(cuts, kept, 1.0)
     return np.stack([own, *_pasted_boxes(recipe.seed, positions, kept, side)])
 

@@ -144,7 +144,7 @@ def _entries(policy: Policy) -> list[list[Entry]]:
             for column in columns
         ]
     return [
-        [(operation, policy.chance, policy.magnitude / 10) for operation in OPERATIONS[policy.form]]
+        [(operation, policy.probability, policy.magnitude / 10) for operation in OPERATIONS[policy.form]]
     ] * policy.layers
 
 
@@ -156,9 +156,9 @@ def _layer(
     down, right, *_ = keyed.words(keyed.key(seed, "policy cutout"), positions, index)
     happens = keyed.uniforms(high, low) < np.array([probability for _, probability, _ in entries])[chosen]
     magnitudes = np.array([magnitude for *_, magnitude in entries])[chosen]
-    if isinstance(policy, RandAugment) and policy.spread:
+    if isinstance(policy, RandAugment) and policy.magnitude_std:
         first, second, *_ = keyed.words(keyed.key(seed, "policy spread"), positions, index)
-        magnitudes = np.clip(magnitudes + policy.spread / 10 * keyed.normals_of(first, second), 0, 1)
+        magnitudes = np.clip(magnitudes + policy.magnitude_std / 10 * keyed.normals_of(first, second), 0, 1)
     signs = 1 - 2 * (sign >> 31).astype(np.float64)
     kinds = np.zeros(len(positions), np.int64)
     parameters = np.zeros((PARAMETERS, len(positions)), np.int64)

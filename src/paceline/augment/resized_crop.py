@@ -33,20 +33,20 @@ def training_boxes(
     """For each position of the endless list, top, left, height and width (pixels) of the box that is resized.
 
     `rows` are the index rows of the images at these positions, and `objects` their table's objects; both are needed
-    only where the crop has an `object_share`.
+    only where the crop has an `object_fraction`.
     """
     key = keyed.key(seed, "crop box")
     positions = np.asarray(positions, np.int64)
     widths, heights = (np.maximum(np.asarray(sizes, np.int64), 1) for sizes in (widths, heights))
     boxes = _fallback(crop, widths, heights)
     remaining, tried, together = np.arange(len(positions)), 0, 1
-    draw = _torch_boxes if crop.spread == "logarithmic" else _tensorflow_boxes
+    draw = _torch_boxes if crop.distribution == "logarithmic" else _tensorflow_boxes
     while len(remaining) and tried < crop.tries:
         tries = np.arange(tried, min(tried + together, crop.tries))
         words = keyed.words(key, positions[remaining, None], tries)
         drawn, valid = draw(crop, words, widths[remaining, None], heights[remaining, None])
-        if crop.object_share > 0 and rows is not None and objects is not None:
-            covers = (crop.object_share, drawn, rows[remaining], objects, widths[remaining], heights[remaining])
+        if crop.object_fraction > 0 and rows is not None and objects is not None:
+            covers = (crop.object_fraction, drawn, rows[remaining], objects, widths[remaining], heights[remaining])
             valid &= _cover_objects(*covers)
         done = valid.any(axis=1)
         boxes[remaining[done]] = drawn[:, done, valid.argmax(axis=1)[done]].T
@@ -62,7 +62,7 @@ def evaluation_boxes(how: Center | Squash, side: int, widths: Int64s, heights: I
     """
     sizes = np.maximum(np.stack([heights, widths]).astype(np.int64), 1)
     if isinstance(how, Squash):
-        length = sizes * how.share
+        length = sizes * how.fraction
         return np.concatenate([(sizes - length) / 2, length]).T
     short = max(how.shorter(side), side)
     resized = short * sizes // sizes.min(axis=0)

@@ -80,10 +80,9 @@ def _measured(job: Job, images: int, seconds: float, tell: Tell) -> dict[str, An
 
     plan = job.plan
     assert isinstance(plan.data, Files)
-    assert isinstance(plan.placement.loader_threads, int)
     assert job.data_folder is not None
     settle_torch(plan)
-    threads = plan.placement.loader_threads
+    threads = plan.placement.loader_workers
     ends = time.monotonic() + BUDGET * max(1.0, seconds)
     tell("measuring", 0, ROUNDS)
     index = open_index(plan.data, job.data_folder)
@@ -181,7 +180,7 @@ def remedies(rates: list[dict[str, Any]], threads: int) -> list[dict[str, Any]]:
     best = max((row for row in rates if row["images"] == AS_IT_IS), key=lambda row: row["whole"])
     others = [(row["images"], row, write[row["images"]]) for row in rates if row["images"] in write]
     if best["threads"] != threads:
-        others.insert(0, ("threads", best, f"on.loader_threads={best['threads']}"))
+        others.insert(0, ("threads", best, f"on.loader_workers={best['threads']}"))
     return [
         {"remedy": what, "images_per_second": row["whole"], "times": row["whole"] / now["whole"], "write": write}
         for what, row, write in others

@@ -161,7 +161,7 @@ def picture_at(plan: Plan, folder: Path, position: int) -> Picture:
 
     assert isinstance(plan.data, Files)
     # The layout that gives one replica exactly this image: whatever the layout, the image is the same.
-    layout = {"micro_batch": 1, "replicas": plan.global_batch, "decoded_validation": False, "loader_threads": 1}
+    layout = {"micro_batch": 1, "replicas": plan.global_batch, "decoded_validation": False, "loader_workers": 1}
     data = plan.data.model_copy(update={"normalize": "mean"})
     plan = replace(plan, data=data, placement=plan.placement.model_copy(update=layout))
     device = torch.device("cpu")

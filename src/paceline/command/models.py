@@ -10,7 +10,7 @@ from paceline.command.tables import show_facts, show_rows
 from paceline.errors import PlanError, SpecError
 from paceline.model import tables
 from paceline.settings import build
-from paceline.settings.data import Facts
+from paceline.settings.data import DataFacts
 from paceline.settings.recipe import Recipe
 
 _PAGE = "{global_batch: 1, epochs: 1, optimizer: {name: sgd, lr: 0.1}, schedule: constant}"
@@ -53,7 +53,7 @@ def run(name: str | None, words: list[str], blocks: bool, side: int | None, as_j
 
 def _show_blocks(recipe: Recipe, side: int | None, as_json: bool) -> None:
     native = next((row for row in tables.MEMBERS if row.name == recipe.model.name), tables.member("resnet50"))
-    facts = Facts(1, 1, native.classes, side or native.side)
+    facts = DataFacts(1, 1, native.classes, side or native.side)
     smallest = tables.smallest_side(recipe.model)
     if facts.side < smallest:
         raise PlanError(f"{recipe.model.name} needs images of at least {smallest} pixels a side, not {facts.side}")

@@ -53,9 +53,9 @@ def run(recipe: str | None, words: list[str], data: Path | None, steps: int, ful
     # What the end of a run averages is on disk: the proof is of what is trained.
     average = settings.average.model_copy(update={"last": None})
     settings = settings.model_copy(update={"data": found, "average": average})
-    _job(settings, Layout("whole", 1, settings.global_batch), "64.64")  # refuses what no layout could run
+    _job(settings, Layout("whole", 1, settings.global_batch), "fp64")  # refuses what no layout could run
     settings, shrunk = (settings, []) if full else shrink(settings)
-    steps = min(steps, _job(settings, Layout("whole", 1, settings.global_batch), "64.64").plan.steps)
+    steps = min(steps, _job(settings, Layout("whole", 1, settings.global_batch), "fp64").plan.steps)
     if steps < 2:
         raise PlanError("this recipe has one step, and what is killed after one needs another: write more epochs")
     layouts = choose_layouts(settings)
@@ -158,7 +158,7 @@ def judge(rows: list[dict[str, Any]], resumed: list[dict[str, Any]]) -> dict[str
 
 
 def _lay(recipe: Recipe, layout: Layout) -> dict[str, Any]:
-    plan = _job(recipe, layout, "64.64").plan
+    plan = _job(recipe, layout, "fp64").plan
     norm = "-"
     if plan.norm_batch is not None:
         across = f"across {plan.norm_replicas} replicas" if plan.norm_replicas > 1 else f"{plan.norm_groups} in each"
@@ -180,7 +180,7 @@ def _job(recipe: Recipe, layout: Layout, precision: str) -> Job:
             "micro_batch": layout.micro_batch,
             "recompute": layout.recompute,
             "precision": precision,
-            "loader_threads": 2,  # trials are processes that may have none of their own
+            "loader_workers": 2,  # trials are processes that may have none of their own
         }
     )
     return plan_job("verify", recipe, placement, None, Tree(), Tree())
@@ -203,16 +203,16 @@ def _compare(
 
         first: dict[str, Outcome] = {}
         for layout, row in zip(layouts, rows, strict=True):
-            for precision, start in (("64.64", ""), ("32.32", "float32_")):
+            for precision, start in (("fp64", ""), ("fp32", "float32_")):
                 outcome = trial(f"{layout.label}, {precision}").finish(_job(recipe, layout, precision).plan)
                 found = differences(first.setdefault(precision, outcome), outcome)
                 row.update({start + part: value for part, value in found.items()})
         resumed = []
         for other in (layouts[0], layouts[-1]):
             again = trial(f"killed on '{layouts[0].label}', resumed on '{other.label}'")
-            killed_at = again.kill_after(_job(recipe, layouts[0], "64.64").plan, steps // 2)
-            outcome = again.finish(_job(recipe, other, "64.64").plan)
-            found = differences(first["64.64"], outcome)
+            killed_at = again.kill_after(_job(recipe, layouts[0], "fp64").plan, steps // 2)
+            outcome = again.finish(_job(recipe, other, "fp64").plan)
+            found = differences(first["fp64"], outcome)
             same = other == layouts[0]
             bitwise = max(found.values()) == 0.0
             resumed.append(

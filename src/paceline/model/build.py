@@ -19,19 +19,19 @@ from paceline.model.network import Network
 from paceline.model.resnet import cifar_resnet_blocks, resnet_blocks
 from paceline.model.resnext import cifar_resnext_blocks, resnext_blocks
 from paceline.model.vgg import vgg_blocks
-from paceline.settings.data import Facts
+from paceline.settings.data import DataFacts
 from paceline.settings.model import (
     AlexNet,
     CifarResNet,
     CifarResNeXt,
     EfficientNet,
+    External,
     GoogLeNet,
     InceptionResNetV2,
     InceptionV3,
     InceptionV4,
     MobileNetV2,
     MobileNetV3,
-    Outside,
     ResNet,
     ResNeXt,
     Vgg,
@@ -39,12 +39,12 @@ from paceline.settings.model import (
 from paceline.settings.recipe import Recipe
 
 
-def build_network(recipe: Recipe, facts: Facts) -> Network:
+def build_network(recipe: Recipe, facts: DataFacts) -> Network:
     """The network of a recipe for images of these facts, its weights not yet set."""
     return Network(OrderedDict(_blocks(recipe, facts)))
 
 
-def _blocks(recipe: Recipe, facts: Facts) -> dict[str, nn.Module]:  # noqa: C901, PLR0912 - one case for each family
+def _blocks(recipe: Recipe, facts: DataFacts) -> dict[str, nn.Module]:  # noqa: C901, PLR0912 - one case for each family
     model, make_norm = recipe.model, MakeNorm(recipe.norm)
     shape = facts.channels, facts.classes
     match model:
@@ -74,5 +74,5 @@ def _blocks(recipe: Recipe, facts: Facts) -> dict[str, nn.Module]:  # noqa: C901
             return mobilenet2_blocks(model, *shape, make_norm)
         case MobileNetV3():
             return mobilenet3_blocks(model, *shape, make_norm)
-        case Outside():
+        case External():
             return outside_blocks(model, facts, make_norm, recipe.seed)

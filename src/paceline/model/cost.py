@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from paceline.model.build import build_network
 from paceline.model.dropout import Chances
 from paceline.model.norm import BatchNormAct, Statistics
-from paceline.settings.data import Facts
+from paceline.settings.data import DataFacts
 from paceline.settings.recipe import Recipe
 
 IMAGES = 2
@@ -30,7 +30,7 @@ class BlockFacts:
     multiply_adds: int
 
 
-def survey(recipe: Recipe, facts: Facts) -> list[BlockFacts]:
+def survey(recipe: Recipe, facts: DataFacts) -> list[BlockFacts]:
     """Every block of a network in order, measured without memory or arithmetic, on torch's meta device."""
     with torch.device("meta"):
         network = build_network(recipe, facts).to("meta")  # another package's network comes from the CPU

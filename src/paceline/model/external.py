@@ -14,8 +14,8 @@ from paceline.errors import PlanError
 from paceline.model.dropout import Chances, Dropout, StochasticDepth
 from paceline.model.layers import MakeNorm
 from paceline.model.norm import BatchNormAct, Statistics
-from paceline.settings.data import Facts
-from paceline.settings.model import Outside
+from paceline.settings.data import DataFacts
+from paceline.settings.model import External
 
 PROBE = 2
 """Images sent through a network once to see what it does."""
@@ -35,7 +35,7 @@ class Outsider(nn.Module):
         return tuple(scores for scores in made if scores is not None)
 
 
-def outside_blocks(model: Outside, facts: Facts, make_norm: MakeNorm, seed: int) -> dict[str, nn.Module]:
+def outside_blocks(model: External, facts: DataFacts, make_norm: MakeNorm, seed: int) -> dict[str, nn.Module]:
     """The network as one block; its weights are those its package starts with, drawn from the recipe's seed."""
     package = load_package(model.name, "model")
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
@@ -56,7 +56,7 @@ def load_package(name: str, key: str) -> Any:
         raise PlanError(f"{key}: {name} is not installed; write pip install {name}, or {instead}") from None
 
 
-def create(package: Any, kind: str, name: str, facts: Facts, published: bool = False) -> nn.Module:
+def create(package: Any, kind: str, name: str, facts: DataFacts, published: bool = False) -> nn.Module:
     """A network of a package: for these images, or as its published weights need it."""
     try:
         if kind == "timm":
@@ -95,7 +95,7 @@ def _norm(part: nn.BatchNorm2d, make_norm: MakeNorm) -> nn.Module:
     return nn.Sequential(own, *behind) if behind else own
 
 
-def _probe(block: nn.Module, facts: Facts, name: str) -> None:
+def _probe(block: nn.Module, facts: DataFacts, name: str) -> None:
     """Send two images through: dropouts learn their width, and a network that still draws by itself is refused."""
     if any(isinstance(part, _BatchNorm) for part in block.modules()):
         raise PlanError(f"{name} has batch norms over vectors or without a scale, which cannot keep norm groups")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from paceline import checkpoint
 from paceline.errors import DataError, RunError, UserError
 from paceline.model.external import create, load_package
-from paceline.settings.data import Facts
+from paceline.settings.data import DataFacts
 
 Tensors = dict[str, Tensor]
 
@@ -35,7 +35,7 @@ class Adoption:
         return f"init.from {self.source}: {self.tensors} tensors taken over{rest}"
 
 
-def adopt(network: nn.Module, source: str, facts: Facts) -> Adoption:
+def adopt(network: nn.Module, source: str, facts: DataFacts) -> Adoption:
     """Put weights from elsewhere into a network whose own weights are set, and which keeps those of a head that has
     another number of classes."""
     return take(network, read(source, facts), source)
@@ -53,7 +53,7 @@ def take(network: nn.Module, tensors: Tensors, source: str) -> Adoption:
     return Adoption(source, len(taken), [name for name in pairs if name not in taken])
 
 
-def read(source: str, facts: Facts) -> Tensors:
+def read(source: str, facts: DataFacts) -> Tensors:
     """The tensors of a run folder, a file, or a package's published weights, by the names they have there."""
     package, colon, name = source.partition(":")
     if colon and package in ("timm", "torchvision"):

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from paceline.model import inception_tables, mobile_tables
 from paceline.planning import NetworkFacts
-from paceline.settings.data import Facts
+from paceline.settings.data import DataFacts
 from paceline.settings.model import (
     AlexNet,
     CifarResNet,
     CifarResNeXt,
     EfficientNet,
+    External,
     GoogLeNet,
     InceptionResNetV2,
     InceptionV3,
@@ -20,7 +21,6 @@ from paceline.settings.model import (
     MobileNetV2,
     MobileNetV3,
     Model,
-    Outside,
     ResNet,
     ResNeXt,
     Vgg,
@@ -131,9 +131,9 @@ def member(name: str) -> Member:
     return next(row for row in MEMBERS if row.name == name)
 
 
-def network_facts(model: Model, facts: Facts) -> NetworkFacts:
+def network_facts(model: Model, facts: DataFacts) -> NetworkFacts:
     """What a plan must know of a network for images of these facts; activations grow with the picture's area."""
-    if isinstance(model, Outside):  # unknown before its package is loaded: as large as the largest residual network
+    if isinstance(model, External):  # unknown before its package is loaded: as large as the largest residual network
         known = network_facts(ResNet(name="resnet152"), facts)
         return NetworkFacts(known.parameters, known.activations, blocks=block_names(model))
     row = member(model.name)
@@ -149,7 +149,7 @@ def network_facts(model: Model, facts: Facts) -> NetworkFacts:
 
 def smallest_side(model: Model) -> int:
     """Pixels a side below which some layer of a network has no picture left."""
-    if isinstance(model, Outside):
+    if isinstance(model, External):
         return 1
     if isinstance(model, InceptionV3) and not model.auxiliary:
         return 75
@@ -196,7 +196,7 @@ def block_names(model: Model) -> tuple[str, ...]:
         case EfficientNet() | MobileNetV2() | MobileNetV3():
             hidden = ("dense1",) if isinstance(model, MobileNetV3) else ()
             return ("stem", *mobile_tables.shape(model).units, "top", *hidden, "head")
-        case Outside():
+        case External():
             return ("network",)
 
 

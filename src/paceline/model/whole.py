@@ -36,8 +36,8 @@ class Whole:
         self.dtype = float_dtype(plan)
         module = build_network(plan.recipe, plan.facts)
         self.module = module.to(world.device, self.dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.half = torch.float16 if plan.placement.precision.startswith("fp16") else torch.bfloat16
-        if plan.placement.precision.endswith("16.16"):
+        self.half = torch.float16 if plan.placement.precision == "fp16" else torch.bfloat16
+        if plan.placement.weights in ("bf16", "fp16"):
             self._narrow()
         self.module.freeze(plan.frozen)
         self.statistics = Statistics(self.module, plan.rounds, plan.norm_groups)
@@ -88,24 +88,23 @@ class Whole:
             self.chances.draw(batch.first + self._places)
             self._scores(self._mixed(batch)[0])
 
-    def share(self, world: World, tally: Tensor, wishes: Tensor | None) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        """Add up gradients, norm sums, tally and wishes over the replicas in one exchange."""
+    def all_reduce(self, world: World, tally: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Sum gradients, norm sums and the tally over the replicas."""
         sums = self.statistics.collect()
         if world.replicas == 1:
-            return sums, tally, wishes
-        assert wishes is not None
+            return sums, tally
         for parameter in self.parameters:
             if parameter.grad is None:  # no micro-batch in the last round: this replica adds zeros
                 parameter.grad = torch.zeros_like(parameter, dtype=self.dtype)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        tail = [tally, wishes] if sums is None else [sums, tally, wishes]
+        tail = [tally] if sums is None else [sums, tally]
         row = world.all_reduce(torch.cat([g.reshape(-1) for g in gradients] + tail))
         pieces = list(row.split([g.numel() for g in gradients] + [len(t) for t in tail]))
-        wishes, tally = pieces.pop(), pieces.pop()
+        tally = pieces.pop()
         sums = None if sums is None else pieces.pop()
         shaped = [piece.view(g.shape) for piece, g in zip(pieces, gradients, strict=True)]
         torch._foreach_copy_(gradients, shaped)
-        return sums, tally, wishes
+        return sums, tally
 
     def fingerprint(self) -> Tensor:
         """A whole number that another bit in any weight would most likely change."""
@@ -131,7 +130,7 @@ class Whole:
             self.module.eval()
         images = self.augment.normalize(batch.images)
         (scores,) = self._scores(images)
-        if self.plan.recipe.evaluate.mirror:
+        if self.plan.recipe.evaluate.flip:
             scores = (scores + self._scores(images.flip(3))[0]) / 2
         real = torch.arange(len(scores), device=self.device) < batch.count
         losses = F.cross_entropy(scores, batch.labels, reduction="none")
@@ -163,7 +162,7 @@ class Whole:
         return [scores.to(self.dtype) for scores in ((made,) if isinstance(made, Tensor) else made)]
 
     def _arithmetic(self) -> AbstractContextManager[object]:
-        narrow = self.plan.placement.precision.removeprefix("fp").startswith("16")
+        narrow = self.plan.placement.precision in ("bf16", "fp16")
         return torch.autocast(self.device.type, self.half, enabled=narrow)
 
 

@@ -21,7 +21,7 @@ class Average:
     """
 
     def __init__(self, plan: Plan, module: nn.Module, decay: float) -> None:
-        settings = plan.recipe.average
+        settings = plan.recipe.ema
         self._rhythm = plan.rhythm(settings.every, settings.start)
         self._seldom = self._rhythm.every > self._rhythm.step
         self._rate = 1 - decay

@@ -19,7 +19,7 @@ from paceline.optim.rmsprop import RmsPropRule
 from paceline.optim.rule import Part, Rule, Ruled
 from paceline.optim.sgd import Descent, DescentRule
 from paceline.planning import Plan
-from paceline.settings.optimizer import AdamW, Clip, Lamb, Larc, Lars, Momentum, Muon, RmsProp, Sgd, WeightDecay
+from paceline.settings.optimizer import AdamW, Clip, Lamb, Larc, Lars, Muon, RmsProp, Sgd, WeightDecay
 
 
 class Optimizer(Protocol):
@@ -42,9 +42,8 @@ def build_optimizer(
     they are called: the word norm in a recipe means these too."""
     named = {name: p for name, p in parameters if p.requires_grad}
     groups, settings, bounds = group(plan, named, norms), plan.recipe.optimizer, plan.recipe.clip
-    if isinstance(settings, Sgd | Momentum) and bounds == Clip() and all(p.dtype.itemsize >= 4 for p in named.values()):
-        rule = _descent(settings)
-        return Descent(groups, rule.momentum, rule.nesterov)
+    if isinstance(settings, Sgd) and bounds == Clip() and all(p.dtype.itemsize >= 4 for p in named.values()):
+        return Descent(groups, settings.momentum, settings.nesterov)
     last = head(plan, named)
     pairs = ruled(plan, groups, norms, last)
     parts = [Part(some, rule, rounding(plan, some)) for some, rule in pairs if some.parameters]
@@ -64,8 +63,8 @@ def ruled(plan: Plan, groups: list[Group], norms: Set[str], head: Set[str]) -> I
     settings = plan.recipe.optimizer
     for whole in groups:
         match settings:
-            case Sgd() | Momentum():
-                yield whole, _descent(settings)
+            case Sgd():
+                yield whole, DescentRule(settings.momentum, settings.nesterov)
             case RmsProp():
                 yield whole, RmsPropRule(settings)
             case Lars():
@@ -109,12 +108,6 @@ def head(plan: Plan, named: dict[str, nn.Parameter]) -> set[str]:
     """The weights that decide between classes: the last matrix of the last block, where it trains here."""
     last = plan.network.blocks[-1:]
     return set([name for name, p in named.items() if p.dim() == 2 and name.partition(".")[0] in last][-1:])
-
-
-def _descent(settings: Sgd | Momentum) -> DescentRule:
-    if isinstance(settings, Sgd):
-        return DescentRule(momentum=0.0, nesterov=False)
-    return DescentRule(settings.momentum, settings.nesterov)
 
 
 def _skips(settings: WeightDecay | Lars, name: str, parameter: Tensor, norms: Set[str]) -> bool:

@@ -45,7 +45,9 @@ class LarsRule:
         settings, gradient, norms = self.settings, now.decayed, now.slab.norms
         if self.skipped:
             return gradient
-        ratio = trusted(norms(now.weights), norms(gradient), settings.trust, settings.decay, settings.epsilon)
+        ratio = trusted(
+            norms(now.weights), norms(gradient), settings.trust_coefficient, settings.decay, settings.epsilon
+        )
         return now.slab.times(gradient.add(now.weights, alpha=settings.decay), ratio)
 
 
@@ -62,7 +64,7 @@ class LarcRule:
 
     def move(self, now: Moment) -> tuple[Tensor, dict[str, Tensor]]:
         settings, gradient = self.settings, now.decayed
-        factor = trusted(now.slab.norms(now.weights), now.slab.norms(gradient), settings.trust)
+        factor = trusted(now.slab.norms(now.weights), now.slab.norms(gradient), settings.trust_coefficient)
         if settings.mode == "clip":
             factor = (factor / now.lr).clamp_(max=1)  # a rate of zero gives infinity, and so 1
         return descend(now, now.slab.times(gradient, factor), settings.momentum, settings.nesterov)

@@ -8,10 +8,7 @@ from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, mode
 
 from paceline.settings.build import Settings
 from paceline.settings.duration import refuse_clock
-from paceline.settings.model import Count, Positive, Share
-
-Chance = Annotated[float, Field(ge=0, le=1)]
-Factor = Annotated[float, Field(ge=0)]
+from paceline.settings.types import Count, Fraction, NotNegative, Positive, Probability
 
 
 def _upright(bounds: tuple[float, float]) -> tuple[float, float]:
@@ -30,7 +27,7 @@ def _sides(value: Any) -> dict[str, int]:
     return {str(refuse_clock(when)): side for when, side in value.items()}
 
 
-Factors = Annotated[tuple[Factor, Factor], AfterValidator(_upright)]
+Factors = Annotated[tuple[NotNegative, NotNegative], AfterValidator(_upright)]
 Areas = Annotated[tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]],
                   AfterValidator(_upright)]  # fmt: skip
 Aspects = Annotated[tuple[Positive, Positive], AfterValidator(_upright)]
@@ -44,7 +41,7 @@ Sides = Annotated[
 class Erase(Settings):
     """A box of random size and shape that becomes zero after normalization, which is the mean color."""
 
-    chance: Chance = 0.0
+    probability: Probability = 0.0
     """Share of the images that lose a box."""
     area: Areas = (0.02, 0.3333)
     """Smallest and largest share of the image that the box covers."""
@@ -56,7 +53,7 @@ class Color(Settings):
     """Random colors as TensorFlow's adjust functions make them, in one of two orders, clipped to 0 .. 255 at the end:
     brightness, saturation, hue, contrast; or brightness, contrast, saturation, hue."""
 
-    brightness: Chance = 0.0
+    brightness: Probability = 0.0
     """Up to this share of 255 is added to or taken from every pixel."""
     saturation: Factors = (1.0, 1.0)
     """Smallest and largest factor of the saturation (of hue, saturation and value)."""
@@ -100,9 +97,9 @@ class RandAugment(Settings):
     """How many operations follow one another."""
     magnitude: Annotated[float, Field(ge=0, le=10)] = 9.0
     """How strong they are, from 0 to 10."""
-    spread: Factor = 0.0
-    """How much magnitudes vary: the spread of the normal numbers that are added, for each operation anew."""
-    chance: Chance = 1.0
+    magnitude_std: NotNegative = 0.0
+    """Standard deviation of the normal numbers that are added to the magnitude, drawn anew for each operation."""
+    probability: Probability = 1.0
     """Share of the images that each layer changes."""
     form: Literal["torch", "tensorflow", "timm"] = "torch"
     """What magnitudes mean, as in autoaugment, and which operations there are: torch has identity; tensorflow has
@@ -123,14 +120,14 @@ class Crop(Settings):
     """Smallest and largest share of the image that the box covers."""
     aspect: Aspects = (0.75, 1.3333333333)
     """Smallest and largest width of the box over its height."""
-    spread: Literal["logarithmic", "uniform"] = "logarithmic"
+    distribution: Literal["logarithmic", "uniform"] = "logarithmic"
     """Whether any area and each doubling of the shape are as likely (torch), or any shape and then any height that the
     areas allow (TensorFlow)."""
     tries: Count = 10
     """Boxes that are tried before what `otherwise` says."""
     otherwise: Literal["center", "whole"] = "center"
     """After the last try: as much of the center as the shapes allow (torch), or the whole image (TensorFlow)."""
-    object_share: Chance = 0.0
+    object_fraction: Probability = 0.0
     """The box must hold at least this share of one of the image's objects, where the data tells where they are."""
 
 
@@ -174,7 +171,7 @@ class FixedCut(Settings):
     """Always the same share of an image's own pixels."""
 
     name: Literal["fixed"]
-    kept: Share
+    kept: Fraction
     """Share of an image's own pixels that is kept."""
 
 
@@ -190,7 +187,7 @@ class UniformCut(Settings):
     """Any share between two bounds."""
 
     name: Literal["uniform"]
-    low: Share
+    low: Fraction
     """The smallest share of an image's own pixels that is kept."""
     high: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The largest."""
@@ -217,16 +214,16 @@ class Mix(Settings):
 
     block: Annotated[int, Field(ge=2)] = 4
     """How many neighbors exchange among themselves; divides the micro-batch."""
-    mixup: Annotated[float, Field(ge=0, le=1)] = 0.0
+    mixup: Probability = 0.0
     """Blend each image with the next of its block by a share from Beta(mixup, mixup); 0 does not."""
     mixup_larger: bool = True
     """An image's own share is the larger one."""
     cutmix: Annotated[Cut, Field(discriminator="name")] | None = None
     """Paste a part of the image after the next into each image; the kind says how much of its own pixels is kept."""
-    cutmix_chance: Annotated[float, Field(ge=0, le=1)] = 1.0
+    cutmix_probability: Probability = 1.0
     """Share of the images that cutmix is for."""
-    switch: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Each image takes cutmix with this chance and else mixup; left out, both."""
+    switch_probability: Probability | None = None
+    """Each image takes cutmix with this probability and otherwise mixup; left out, both."""
 
     @property
     def active(self) -> bool:

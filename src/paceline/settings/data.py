@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from paceline.settings.build import Settings
-from paceline.settings.model import Count, Positive
+from paceline.settings.types import Count, Positive
 
 # Every kind of data has these three, each with defaults of its own.
 Mean = Annotated[
@@ -27,7 +27,7 @@ Normalize = Annotated[
 
 
 @dataclass(frozen=True)
-class Facts:
+class DataFacts:
     """What a plan must know of a data set."""
 
     images: int
@@ -48,8 +48,8 @@ class Shapes(Settings):
     normalize: Normalize = "mean-std"
 
     @property
-    def facts(self) -> Facts:
-        return Facts(images=10_000, validation_images=2_000, classes=10, side=32)
+    def facts(self) -> DataFacts:
+        return DataFacts(images=10_000, validation_images=2_000, classes=10, side=32)
 
 
 class Cifar(Settings):
@@ -61,9 +61,9 @@ class Cifar(Settings):
     normalize: Normalize = "mean-std"
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> DataFacts:
         classes = 10 if self.name == "cifar10" else 100
-        return Facts(images=50_000, validation_images=10_000, classes=classes, side=32)
+        return DataFacts(images=50_000, validation_images=10_000, classes=classes, side=32)
 
 
 class Made(Settings):
@@ -85,8 +85,8 @@ class Made(Settings):
     normalize: Normalize = "mean-std"
 
     @property
-    def facts(self) -> Facts:
-        return Facts(self.images, self.validation_images, self.classes, self.side, self.channels)
+    def facts(self) -> DataFacts:
+        return DataFacts(self.images, self.validation_images, self.classes, self.side, self.channels)
 
 
 def _percent(value: object) -> object:
@@ -119,7 +119,7 @@ class Squash(Settings):
     """The same share of both edges is cut out at the center and squashed into a square."""
 
     name: Literal["squash"]
-    share: Percent = 0.875
+    fraction: Percent = 0.875
     """How much of each edge is kept."""
 
 
@@ -138,8 +138,8 @@ class Files(Settings):
     """Height and width that validation images are resized to; left out, as in training."""
     validation: Part | None = None
     """Share of the images, chosen by chance, that is judged and not trained on; for data without a validation part."""
-    use: Percent = 1.0
-    """Share of the training images, chosen by chance, that is used at all."""
+    fraction: Percent = 1.0
+    """Fraction of the training images that is used, chosen at random."""
     labels: str | None = None
     """A CSV or JSON file beside the images with the class of each folder or file; left out, folders are classes."""
     first_label: int | None = None
@@ -181,12 +181,12 @@ class Files(Settings):
         return max(math.ceil(0.001 * images), min(10, math.ceil(0.1 * images)))
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> DataFacts:
         images, judged, classes = self.images, self.validation_images, self.classes
         if self.name == "imagenet":
             images, judged, classes = images or 1_281_167, judged or 50_000, classes or 1000
         assert None not in (images, judged, classes), "the index of the files fills these in"
-        return Facts(
+        return DataFacts(
             images or 0, judged or 0, classes or 0, self.side, evaluation_side=self.evaluation_side or self.side
         )
 

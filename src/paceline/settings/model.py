@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from paceline.settings.build import Settings
+from paceline.settings.types import Count, Fraction, NotNegative, Positive
 
-Count = Annotated[int, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[float, Field(gt=0)]
-
-
-def _as_names(value: object) -> object:
-    """One name alone means a list of it."""
-    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(_as_names)]
 Activation = Literal["relu", "relu6", "silu", "hardswish"]
 
 
@@ -26,8 +16,8 @@ class AlexNet(Settings):
     """AlexNet in one tower ('one weird trick'): five convolutions, three dense layers."""
 
     name: Literal["alexnet"]
-    dropout: Share = 0.5
-    """Share of the features dropped before each of the first two dense layers."""
+    dropout: Fraction = 0.5
+    """Fraction of the features dropped before each of the first two dense layers."""
 
 
 class Vgg(Settings):
@@ -36,38 +26,38 @@ class Vgg(Settings):
     name: Literal["vgg11", "vgg13", "vgg16", "vgg19", "vgg11-bn", "vgg13-bn", "vgg16-bn", "vgg19-bn"]
     head: Literal["dense", "mean"] = "dense"
     """Three dense layers over 7x7 pixels, or one over the mean of all pixels, for images of about 32 pixels."""
-    dropout: Share = 0.5
-    """Share of the features dropped before the last dense layers."""
+    dropout: Fraction = 0.5
+    """Fraction of the features dropped before the last dense layers."""
 
 
 class GoogLeNet(Settings):
     """GoogLeNet (Inception v1) with a norm after each convolution."""
 
     name: Literal["googlenet"]
-    auxiliary: Annotated[float, Field(ge=0)] = 0.3
+    auxiliary: NotNegative = 0.3
     """Weight of the losses of the two auxiliary heads; 0 leaves the heads out."""
-    dropout: Share = 0.2
-    """Share of the features dropped before the last dense layer."""
-    auxiliary_dropout: Share = 0.7
-    """Share of the features dropped in the auxiliary heads."""
+    dropout: Fraction = 0.2
+    """Fraction of the features dropped before the last dense layer."""
+    auxiliary_dropout: Fraction = 0.7
+    """Fraction of the features dropped in the auxiliary heads."""
 
 
 class InceptionV3(Settings):
     """Inception v3 for images of 299 pixels."""
 
     name: Literal["inception-v3"]
-    auxiliary: Annotated[float, Field(ge=0)] = 0.4
+    auxiliary: NotNegative = 0.4
     """Weight of the loss of the auxiliary head; 0 leaves the head out."""
-    dropout: Share = 0.5
-    """Share of the features dropped before the last dense layer."""
+    dropout: Fraction = 0.5
+    """Fraction of the features dropped before the last dense layer."""
 
 
 class InceptionV4(Settings):
     """Inception v4 for images of 299 pixels."""
 
     name: Literal["inception-v4"]
-    dropout: Share = 0.0
-    """Share of the features dropped before the last dense layer; the paper drops 0.2."""
+    dropout: Fraction = 0.0
+    """Fraction of the features dropped before the last dense layer; the paper drops 0.2."""
 
 
 class InceptionResNetV2(Settings):
@@ -78,8 +68,8 @@ class InceptionResNetV2(Settings):
     """How many residual units each of the three stages has; nvcnn has 5, 10 and 5."""
     residual_scale: tuple[Positive, Positive, Positive] = (0.17, 0.1, 0.2)
     """What the residual branches of each stage are multiplied by."""
-    dropout: Share = 0.0
-    """Share of the features dropped before the last dense layer; the paper drops 0.2."""
+    dropout: Fraction = 0.0
+    """Fraction of the features dropped before the last dense layer; the paper drops 0.2."""
 
 
 class ResNet(Settings):
@@ -155,12 +145,12 @@ class EfficientNet(Settings):
     group_dim: Count = 1
     """Channels of each group of the k x k convolutions: 1 is depthwise, the modified networks have 16 (and
     expand_ratio 4)."""
-    squeeze_excite: Share = 0.25
-    """Channels of squeeze-and-excite as a share of a unit's input; 0 leaves it out."""
+    squeeze_excite: Fraction = 0.25
+    """Channels of squeeze-and-excite as a fraction of a unit's input; 0 leaves it out."""
     survival: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Chance that the last unit's branch is kept for an image; earlier units' are kept more often."""
-    dropout: Share | None = None
-    """Share of the features dropped before the last dense layer; left out, what the name stands for."""
+    """Probability that the last unit's branch is kept for an image; earlier units' are kept more often."""
+    dropout: Fraction | None = None
+    """Fraction of the features dropped before the last dense layer; left out, what the name stands for."""
     activation: Literal["silu", "relu"] = "silu"
     """The activation (silu is also called swish)."""
 
@@ -171,8 +161,8 @@ class MobileNetV2(Settings):
     name: Literal["mobilenet-v2"]
     width: Positive = 1.0
     """What the channels are multiplied by."""
-    dropout: Share = 0.2
-    """Share of the features dropped before the last dense layer."""
+    dropout: Fraction = 0.2
+    """Fraction of the features dropped before the last dense layer."""
 
 
 class MobileNetV3(Settings):
@@ -181,21 +171,21 @@ class MobileNetV3(Settings):
     name: Literal["mobilenet-v3-small", "mobilenet-v3-large"]
     width: Positive = 1.0
     """What the channels are multiplied by."""
-    dropout: Share = 0.2
-    """Share of the features dropped before the last dense layer."""
+    dropout: Fraction = 0.2
+    """Fraction of the features dropped before the last dense layer."""
 
 
-class Outside(Settings):
+class External(Settings):
     """A network of another package, written timm:NAME or torchvision:NAME; the package must be installed."""
 
     name: Literal["timm", "torchvision"]
     network: str
     """The network's name in that package."""
-    auxiliary: Annotated[float, Field(ge=0)] = 0.3
+    auxiliary: NotNegative = 0.3
     """Weight of the losses of auxiliary heads, where the network has any."""
 
 
 Residual = ResNet | CifarResNet | ResNeXt | CifarResNeXt
 Inception = GoogLeNet | InceptionV3 | InceptionV4 | InceptionResNetV2
 Mobile = EfficientNet | MobileNetV2 | MobileNetV3
-Model = AlexNet | Vgg | Residual | Inception | Mobile | Outside
+Model = AlexNet | Vgg | Residual | Inception | Mobile | External

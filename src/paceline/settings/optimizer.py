@@ -1,4 +1,4 @@
-"""How gradients become steps: optimizers, weight decay, clipping and the learning rate over a run."""
+"""How gradients become steps: optimizers, weight decay and clipping."""
 
 from __future__ import annotations
 
@@ -7,26 +7,19 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from paceline.settings.build import Settings
-from paceline.settings.duration import Duration, Interval, Length, Rate
-from paceline.settings.model import Positive, Share
+from paceline.settings.duration import Rate
+from paceline.settings.types import Fraction, NotNegative, Positive
+
+Lr = Annotated[Rate, Field(description="Peak learning rate: a number, or '2^-6 per image', or '0.1 per 256 images'.")]
 
 
 class Sgd(Settings):
-    """Plain gradient descent: w -= lr * (g + decay * w)."""
+    """Gradient descent, plain or with momentum: m = momentum * m + (g + decay * w); w -= lr * m."""
 
     name: Literal["sgd"]
-    lr: Rate
-    """Peak learning rate: a number, or '2^-6 per image', or '0.1 per 256 images'."""
-
-
-class Momentum(Settings):
-    """Gradient descent with momentum: m = momentum * m + (g + decay * w); w -= lr * m."""
-
-    name: Literal["momentum"]
-    lr: Rate
-    """Peak learning rate: a number, or '2^-6 per image', or '0.1 per 256 images'."""
-    momentum: Share = 0.9
-    """Share of the last step's direction that is kept."""
+    lr: Lr
+    momentum: Fraction = 0.0
+    """Fraction of the last step's direction that is kept."""
     nesterov: bool = False
     """Look ahead by one momentum step (Nesterov)."""
 
@@ -36,15 +29,14 @@ class RmsProp(Settings):
     gradient."""
 
     name: Literal["rmsprop"]
-    lr: Rate
-    """Peak learning rate: a number, or '2^-6 per image', or '0.1 per 256 images'."""
+    lr: Lr
     form: Literal["tensorflow", "torch"] = "tensorflow"
     """tensorflow: epsilon inside the root, squares that start at 1, learning rate inside the momentum; torch: epsilon
     outside, squares from 0, learning rate outside."""
-    decay: Share = 0.9
-    """Share of the mean square that is kept."""
-    momentum: Share = 0.9
-    """Share of the last step that is kept."""
+    decay: Fraction = 0.9
+    """Fraction of the mean square that is kept."""
+    momentum: Fraction = 0.9
+    """Fraction of the last step that is kept."""
     epsilon: Positive = 1e-3
     """Added to the mean square, or to its root."""
 
@@ -53,16 +45,15 @@ class Lars(Settings):
     """Momentum with a learning rate for each tensor, by the ratio of its weights' and gradient's norms."""
 
     name: Literal["lars"]
-    lr: Rate
-    """Peak learning rate: a number, or '2^-6 per image', or '0.1 per 256 images'."""
-    momentum: Share = 0.9
-    """Share of the last step that is kept."""
-    trust: Positive = 0.001
-    """The trust coefficient: trust * |w| / (|g| + decay * |w| + epsilon) multiplies the learning rate."""
-    decay: Annotated[float, Field(ge=0)] = 0.0
+    lr: Lr
+    momentum: Fraction = 0.9
+    """Fraction of the last step that is kept."""
+    trust_coefficient: Positive = 0.001
+    """trust_coefficient * |w| / (|g| + decay * |w| + epsilon) multiplies the learning rate."""
+    decay: NotNegative = 0.0
     """LARS's own weight decay, inside the ratio; `weight_decay` is added to the gradient before the ratio sees it, and
     with both the weights decay twice."""
-    epsilon: Annotated[float, Field(ge=0)] = 0.0
+    epsilon: NotNegative = 0.0
     """Added to the denominator of the ratio."""
     momentum_correction: bool = False
     """Keep the learning rate out of the momentum, as NVIDIA does; off, it is inside, as in the MLPerf reference."""
@@ -77,14 +68,13 @@ class Larc(Settings):
     """Momentum over gradients that are scaled tensor by tensor, by the ratio of weights' and gradient's norms."""
 
     name: Literal["larc"]
-    lr: Rate
-    """Peak learning rate: a number, or '2^-6 per image', or '0.1 per 256 images'."""
-    momentum: Share = 0.9
-    """Share of the last step's direction that is kept."""
+    lr: Lr
+    momentum: Fraction = 0.9
+    """Fraction of the last step's direction that is kept."""
     nesterov: bool = True
     """Look ahead by one momentum step (Nesterov)."""
-    trust: Positive = 0.003
-    """The ratio is trust * |w| / |g|, weight decay included in g, and 1 where one of the norms is zero."""
+    trust_coefficient: Positive = 0.003
+    """The ratio is trust_coefficient * |w| / |g|, weight decay included in g, and 1 where one of the norms is zero."""
     mode: Literal["clip", "scale"] = "clip"
     """clip: gradients times min(ratio / lr, 1), so that no tensor moves faster than lr; scale: times the ratio."""
 
@@ -93,10 +83,9 @@ class AdamW(Settings):
     """Adam with weight decay apart from the gradient: w -= lr * (m / (sqrt(v) + epsilon) + decay * w)."""
 
     name: Literal["adamw"]
-    lr: Rate
-    """Peak learning rate: a number, or '2^-6 per image', or '0.1 per 256 images'."""
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    """Shares of the mean gradient and of the mean square that are kept; both means are corrected for their start."""
+    lr: Lr
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Fractions of the mean gradient and of the mean square that are kept; both means are corrected for their start."""
     epsilon: Positive = 1e-8
     """Added to the root of the mean square."""
 
@@ -106,10 +95,9 @@ class Lamb(Settings):
     epsilon) + decay * w; w -= lr * |w| / |u| * u."""
 
     name: Literal["lamb"]
-    lr: Rate
-    """Peak learning rate: a number, or '2^-6 per image', or '0.1 per 256 images'."""
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    """Shares of the mean gradient and of the mean square that are kept; both means are corrected for their start."""
+    lr: Lr
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Fractions of the mean gradient and of the mean square that are kept; both means are corrected for their start."""
     epsilon: Positive = 1e-6
     """Added to the root of the mean square."""
     scales: Literal["all", "decayed"] = "all"
@@ -123,8 +111,8 @@ class Muon(Settings):
     name: Literal["muon"]
     lr: Rate
     """Peak learning rate of the orthogonal steps."""
-    momentum: Share = 0.95
-    """Share of the last step's direction that is kept."""
+    momentum: Fraction = 0.95
+    """Fraction of the last step's direction that is kept."""
     nesterov: bool = True
     """Look ahead by one momentum step (Nesterov)."""
     iterations: Annotated[int, Field(ge=1, le=8)] = 5
@@ -135,7 +123,7 @@ class Muon(Settings):
     """Parameters with one of these words in their name take AdamW too; weights of the last dense layer always do."""
 
 
-Optimizer = Sgd | Momentum | RmsProp | Lars | Larc | AdamW | Lamb | Muon
+Optimizer = Sgd | RmsProp | Lars | Larc | AdamW | Lamb | Muon
 
 
 class Clip(Settings):
@@ -154,87 +142,10 @@ class WeightDecay(Settings):
     """Pull of the weights toward zero, and what it leaves alone: rate * w is added to the gradient, but in adamw, lamb
     and muon it is apart from it, w -= lr * rate * w (lamb scales the two together)."""
 
-    rate: Annotated[float, Field(ge=0)] = 0.0
+    rate: NotNegative = 0.0
     """Strength of the decay."""
     skip_names: tuple[str, ...] = ()
     """Leave out parameters with one of these words in their name, such as norm or bias; norm means those of norms also
     where another package calls them bn1."""
     skip_dimensions: tuple[int, ...] = ()
     """Leave out parameters with this many dimensions, such as 1 for every scale, shift and bias."""
-
-
-class Constant(Settings):
-    """The peak learning rate throughout, after warm-up."""
-
-    name: Literal["constant"]
-    warmup: Length = Duration.parse("0 steps")
-    """How long the learning rate climbs; the schedule runs on underneath."""
-    start: Annotated[float, Field(ge=0)] = 0.0
-    """The learning rate that warm-up climbs from, absolute."""
-
-
-class Stepped(Settings):
-    """Multiplied by `factor` at each of the `drops`."""
-
-    name: Literal["stepped"]
-    drops: tuple[Length, ...]
-    """When the learning rate falls, such as [50%, 75%] or [80 epochs, 120 epochs]."""
-    factor: Annotated[float, Field(gt=0)] = 0.1
-    """What it is multiplied by at each drop."""
-    warmup: Length = Duration.parse("0 steps")
-    """How long the learning rate climbs; the schedule runs on underneath."""
-    start: Annotated[float, Field(ge=0)] = 0.0
-    """The learning rate that warm-up climbs from, absolute."""
-
-
-class Cosine(Settings):
-    """Half a cosine from the peak to `end`."""
-
-    name: Literal["cosine"]
-    end: Annotated[float, Field(ge=0)] = 0.0
-    """The learning rate that it falls to, absolute."""
-    warmup: Length = Duration.parse("0 steps")
-    """How long the learning rate climbs."""
-    start: Annotated[float, Field(ge=0)] = 0.0
-    """The learning rate that warm-up climbs from, absolute."""
-    after_warmup: bool = False
-    """Start the cosine when warm-up ends instead of running it underneath (masked, as the older systems do)."""
-    every: Interval | None = None
-    """How long each value lasts, such as 1 epoch (NVIDIA) or 1/16 epochs (Graphcore PyTorch); left out, one step."""
-    first: Literal[0, 1] = 0
-    """What warm-up calls the first of them: 0, whose learning rate is then `start`, or 1 (NVIDIA)."""
-
-
-class Exponential(Settings):
-    """Multiplied by `factor` each time another `every` has passed."""
-
-    name: Literal["exponential"]
-    factor: Annotated[float, Field(gt=0)] = 0.97
-    """What the learning rate is multiplied by."""
-    every: Interval
-    """How long each value lasts, such as 2.4 epochs."""
-    warmup: Length = Duration.parse("0 steps")
-    """How long the learning rate climbs; the schedule runs on underneath."""
-    start: Annotated[float, Field(ge=0)] = 0.0
-    """The learning rate that warm-up climbs from, absolute."""
-
-
-class Polynomial(Settings):
-    """From the peak to `end` as (1 - progress) ** power, starting when warm-up ends."""
-
-    name: Literal["polynomial"]
-    power: Annotated[float, Field(gt=0)] = 2.0
-    """Shape of the fall: 1 is a straight line."""
-    end: Annotated[float, Field(ge=0)] = 0.0
-    """The last learning rate, absolute."""
-    warmup: Length = Duration.parse("0 steps")
-    """How long the learning rate climbs."""
-    start: Annotated[float, Field(ge=0)] = 0.0
-    """The learning rate that warm-up climbs from, absolute."""
-    first: Literal[0, 1] = 0
-    """What the schedule calls the first step: 0 (TensorFlow; its learning rate is then `start`) or 1 (NVIDIA)."""
-    extra_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps added to the length of the fall: 1 in the MLPerf reference, which never quite reaches `end`."""
-
-
-Schedule = Constant | Stepped | Cosine | Exponential | Polynomial

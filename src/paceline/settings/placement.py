@@ -7,20 +7,15 @@ import re
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import Field, PlainValidator, WithJsonSchema
 
 from paceline.settings.build import Settings
 from paceline.settings.duration import ClockInterval, Duration, Interval, refuse_clock
-from paceline.settings.model import Count, Names
+from paceline.settings.types import Count, Names
 
 LAYOUT = {"kind": "layout"}
 ARITHMETIC = {"kind": "arithmetic"}
 KEEPING = {"kind": "keeping"}
-
-
-def _as_text(value: object) -> object:
-    """YAML reads 16.32 as a number; it is a name."""
-    return str(value) if isinstance(value, float) else value
 
 
 def _count(value: object) -> object:
@@ -100,12 +95,13 @@ class Placement(Settings):
     micro_batch: Annotated[AutoCount, Field(json_schema_extra=LAYOUT)] = "auto"
     """Images in one forward pass of one replica; auto is the one that fits the memory and takes the least time."""
     precision: Annotated[
-        Literal["auto", "64.64", "32.32", "tf32.32", "16.32", "16.16", "fp16.32", "fp16.16"],
-        BeforeValidator(_as_text),
-        Field(json_schema_extra=ARITHMETIC),
+        Literal["auto", "fp64", "fp32", "tf32", "bf16", "fp16"], Field(json_schema_extra=ARITHMETIC)
     ] = "auto"
-    """Bits of arithmetic and of weights: 64.64, 32.32, tf32.32 (float32 rounded to TF32 in products), 16.32 and 16.16
-    (bfloat16), fp16.32 and fp16.16 (float16); auto is 16.32 on cuda, else 32.32."""
+    """Arithmetic of the network: float64, float32, tf32 (float32 rounded to TF32 in products), bfloat16 or float16;
+    auto is bf16 on cuda, else fp32."""
+    weights: Annotated[Literal["auto", "fp64", "fp32", "bf16", "fp16"], Field(json_schema_extra=ARITHMETIC)] = "auto"
+    """Type of the weights of convolutions and dense layers: auto is fp64 under precision fp64, else fp32; bf16 and fp16
+    weights go with the same precision only."""
     stochastic_rounding: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = True
     """Round 16-bit weights up or down by chance, so that small steps are not lost; keyed, so the same everywhere."""
     loss_scale: Annotated[LossScale, Field(json_schema_extra=ARITHMETIC)] = "auto"
@@ -119,7 +115,7 @@ class Placement(Settings):
     recompute: Annotated[Names, Field(json_schema_extra=LAYOUT)] = ()
     """Cut the network before these blocks (stage2 means each block of stage2, all means every block) and keep only what
     goes from piece to piece: the rest is computed again in the backward pass, for less memory and more time."""
-    resident: Annotated[AutoSwitch, Field(json_schema_extra=LAYOUT)] = "auto"
+    data_on_device: Annotated[AutoSwitch, Field(json_schema_extra=LAYOUT)] = "auto"
     """Keep the whole data set on the device and crop and flip it there; auto does so where it is small."""
     decoder: Annotated[Literal["auto", "fast", "pillow", "gpu"], Field(json_schema_extra=ARITHMETIC)] = "auto"
     """What decodes images in files: fast (libjpeg-turbo, and Pillow for what that refuses), pillow, or gpu (nvJPEG
@@ -129,8 +125,8 @@ class Placement(Settings):
     threads or processes of the replica share it."""
     decoded_validation: Annotated[bool, Field(json_schema_extra=LAYOUT)] = False
     """Keep validation images decoded on disk, beside the data's index, so that each is decoded once for all runs."""
-    loader_threads: Annotated[AutoCount, Field(json_schema_extra=LAYOUT)] = "auto"
-    """Threads of each replica that prepare images; more than 4 are processes where images come in files."""
+    loader_workers: Annotated[AutoCount, Field(json_schema_extra=LAYOUT)] = "auto"
+    """Workers of each replica that prepare images: threads, or processes where more than 4 decode files."""
     cpu_threads: Annotated[AutoCount, Field(json_schema_extra=ARITHMETIC)] = "auto"
     """Threads of each replica that compute on the CPU; auto shares the cores between the replicas."""
     timeout: Annotated[float, Field(gt=0, json_schema_extra=LAYOUT)] = 600.0
@@ -145,8 +141,31 @@ class Placement(Settings):
     """Keep one checkpoint of each such stretch for good, such as 10 epochs."""
 
 
+class ResolvedPlacement(Placement):
+    """A placement with every `auto` decided for one machine."""
+
+    device: Literal["cpu", "cuda", "mps"]
+    replicas: Count
+    micro_batch: Count
+    precision: Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
+    weights: Literal["fp64", "fp32", "bf16", "fp16"]
+    loss_scale: float | dict[str, float] | Literal["dynamic"]
+    data_on_device: bool
+    decoder: Literal["fast", "pillow", "gpu"]
+    loader_workers: Count
+    cpu_threads: Count
+
+
 MOST_THREADS = 4
 """More threads than this wait for each other in Python more than they decode: beyond it they are processes."""
+
+
+_OWN = {"cpu_threads", "loader_workers", "timeout", "cache"}
+
+
+def shared_keys() -> set[str]:
+    """The placement keys on which all processes of a run must agree."""
+    return {*keys("layout"), *keys("arithmetic")} - _OWN
 
 
 def keys(kind: str) -> list[str]:

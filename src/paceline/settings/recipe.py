@@ -10,8 +10,10 @@ from paceline.settings.augment import Augment, Mix
 from paceline.settings.build import Settings
 from paceline.settings.data import Data
 from paceline.settings.duration import Duration, Interval, Length
-from paceline.settings.model import Count, Model, Names, Positive, Share
-from paceline.settings.optimizer import Clip, Optimizer, Schedule, WeightDecay
+from paceline.settings.model import Model
+from paceline.settings.optimizer import Clip, Optimizer, WeightDecay
+from paceline.settings.schedule import Schedule
+from paceline.settings.types import Count, Fraction, Names, NotNegative, Positive
 
 
 class BatchNorm(Settings):
@@ -74,11 +76,11 @@ class Loss(Settings):
 
     kind: Literal["cross-entropy", "binary"] = "cross-entropy"
     """Cross-entropy over all classes, or the mean over classes of a binary cross-entropy for each."""
-    label_smoothing: Share = 0.0
+    label_smoothing: Fraction = 0.0
     """Share of each target that is spread over classes."""
     smooth_over: Literal["all", "others"] = "all"
     """Spread over all classes (epsilon / K, torch) or over the other ones (epsilon / (K - 1), TensorFlow)."""
-    threshold: Share | None = None
+    threshold: Fraction | None = None
     """Binary only: targets above this become 1 and the others 0, so that mixed images have several classes."""
 
 
@@ -89,23 +91,27 @@ class Evaluate(Settings):
     """How often."""
     offset: Length = Duration.parse("0 epochs")
     """How long before the rhythm starts: every 4 epochs with offset 3 epochs judges after epochs 3, 7, 11, ..."""
-    mirror: bool = False
+    flip: bool = False
     """Judge by the mean of an image's scores and its mirror image's, at twice the work."""
 
 
-class Average(Settings):
-    """Averages of weights and running statistics, which are judged in place of what was last trained."""
+class EmaSettings(Settings):
+    """An exponential moving average of weights and running statistics, validated in place of the weights."""
 
-    decay: Share | None = None
-    """Keep an exponential moving average, average = decay * average + (1 - decay) * weights, and judge that one; left
-    out, none."""
+    decay: Fraction | None = None
+    """average = decay * average + (1 - decay) * weights; left out, no average is kept."""
     every: Interval = Duration.parse("1 step")
     """How often it moves; the older systems' average of 0.97 per epoch is decay 0.97 every 1 epoch."""
     start: Length = Duration.parse("0 epochs")
     """How long before it begins, as a copy of the weights; until then the weights themselves are judged."""
+
+
+class CheckpointAverage(Settings):
+    """The mean of the last checkpoints, taken at the end of a run."""
+
     last: Count | None = None
-    """At the end, average so many checkpoints, the last one and those before it, and judge that average too."""
-    apart: Interval = Duration.parse("1 epoch")
+    """How many checkpoints to average, the last one included; the average is validated too. Left out, none."""
+    every: Interval = Duration.parse("1 epoch")
     """How far apart those checkpoints are."""
 
 
@@ -128,9 +134,9 @@ class Recipe(Settings):
     """Images that share one batch-norm statistic; left out, all images of a step do."""
     epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """How often the training images are seen."""
-    tail: Literal["flow", "drop"] = "flow"
-    """What becomes of an epoch's last images that do not fill a step: they flow into the next epoch's first step, or
-    are left out of that epoch."""
+    drop_last: bool = False
+    """Leave out the last images of an epoch if they do not fill a step; otherwise they go into the next epoch's first
+    step."""
     seed: int = 0
     """Fixes the order, the augmentations and the initial weights."""
     norm: Annotated[BatchNorm | GroupNorm | NoNorm, Field(discriminator="name")] = BatchNorm(name="batch")
@@ -141,7 +147,7 @@ class Recipe(Settings):
     """Blocks that stand still, norm statistics included; stage1 means every block whose name begins with stage1/."""
     optimizer: Annotated[Optimizer, Field(discriminator="name")]
     """How gradients become steps."""
-    lr_factors: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    lr_factors: dict[str, NotNegative] = Field(default_factory=dict)
     """What the learning rate of a block is multiplied by, such as {head: 10, stage1: 0.1}."""
     weight_decay: WeightDecay = WeightDecay()
     """Pull of the weights toward zero."""
@@ -155,8 +161,10 @@ class Recipe(Settings):
     """What happens to training images."""
     mix: Mix = Mix()
     """How training images are mixed with their neighbors."""
-    average: Average = Average()
-    """Averages of the weights."""
+    ema: EmaSettings = EmaSettings()
+    """An exponential moving average of the weights."""
+    average: CheckpointAverage = CheckpointAverage()
+    """The mean of the last checkpoints, taken at the end."""
     evaluate: Evaluate = Evaluate()
     """When and how validation images are judged."""
     on_bad_step: Literal["skip", "stop"] = "skip"

@@ -11,13 +11,13 @@ FOREIGN = {
     "learning_rate": "optimizer.lr",
     "rate": "optimizer.lr",
     "wd": "weight_decay.rate",
-    "ema": "average.decay",
+    "ema_decay": "ema.decay",
     "steps": "epochs",
     "max_steps": "epochs",
     "iterations": "epochs",
     "pretrained": "init.from",
-    "workers": "on.loader_threads",
-    "num_workers": "on.loader_threads",
+    "workers": "on.loader_workers",
+    "num_workers": "on.loader_workers",
     "gpus": "on.replicas",
     "devices": "on.replicas",
     "amp": "on.precision",
@@ -26,16 +26,15 @@ FOREIGN = {
 }
 """Words of other programs, and the addresses that stand for them here."""
 
-_BFLOAT16 = ("16.32", " (bfloat16 arithmetic with 32-bit weights; float16 is fp16.32)")
-_FLOAT16 = ("fp16.32", " (float16 arithmetic with 32-bit weights)")
-_FLOAT32 = ("32.32", " (float32 arithmetic and weights)")
 _VALUES = {
-    "gpu": ("cuda", ""),
-    **dict.fromkeys(("16", "bf16", "bfloat16", "amp"), _BFLOAT16),
-    **dict.fromkeys(("fp16", "float16", "half"), _FLOAT16),
-    **dict.fromkeys(("32", "fp32", "float32"), _FLOAT32),
+    "gpu": "cuda",
+    **dict.fromkeys(("16", "16.32", "bfloat16", "amp"), "bf16"),
+    **dict.fromkeys(("fp16.32", "float16", "half"), "fp16"),
+    **dict.fromkeys(("32", "32.32", "float32"), "fp32"),
+    **dict.fromkeys(("64", "64.64", "float64", "double"), "fp64"),
+    "tf32.32": "tf32",
 }
-"""The same for values, with what each of ours means where its name does not say so."""
+"""The same for values."""
 
 
 def nearest(word: str, choices: Sequence[str]) -> str:
@@ -46,9 +45,8 @@ def nearest(word: str, choices: Sequence[str]) -> str:
 
 def nearest_value(word: str, choices: Sequence[str]) -> str:
     """'; did you mean ...?' when a choice is close to the word or is what others call by it, else nothing."""
-    ours, meaning = _VALUES.get(word.lower(), ("", ""))
-    close = [ours] if ours in choices else difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
-    return _meant(close, meaning if ours in choices else "")
+    ours = _VALUES.get(word.lower(), "")
+    return _meant([ours] if ours in choices else difflib.get_close_matches(word, choices, n=1, cutoff=0.6))
 
 
 def nearest_key(word: str, section: str, keys: Sequence[str], addresses: Sequence[str]) -> str:
@@ -83,9 +81,9 @@ def _similar(word: str, addresses: Sequence[str]) -> list[str]:
     return elsewhere(close[0], addresses) if close else []
 
 
-def _meant(choices: Sequence[str], meaning: str = "") -> str:
+def _meant(choices: Sequence[str]) -> str:
     quoted = " or ".join(f"'{choice}'" for choice in choices)
-    return f"; did you mean {quoted}{meaning}?" if choices else ""
+    return f"; did you mean {quoted}?" if choices else ""
 
 
 def _listed(choices: Sequence[str], most: int = 12) -> str:

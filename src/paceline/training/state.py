@@ -23,7 +23,7 @@ from paceline.optim.averages import Average
 from paceline.optim.build import Optimizer, build_optimizer
 from paceline.planning import Plan
 from paceline.record import json_text
-from paceline.settings.model import Outside
+from paceline.settings.model import External
 from paceline.training.loss_scale import LossScale
 from paceline.world import World
 
@@ -65,7 +65,7 @@ def fresh(plan: Plan, world: World) -> State:
     network = Whole(plan, world)
     optimizer = build_optimizer(network.module.named_parameters(), plan, norm_parameters(network.module))
     sums = torch.zeros(2, len(TALLY), dtype=exact(world.device), device=world.device)
-    decay = plan.recipe.average.decay
+    decay = plan.recipe.ema.decay
     average = None if decay is None else Average(plan, network.module, decay)
     bad = torch.zeros(plan.steps, dtype=torch.uint8, device=world.device)
     scale = LossScale(plan, world.device)
@@ -75,7 +75,7 @@ def fresh(plan: Plan, world: World) -> State:
 def begin(state: State, plan: Plan) -> Adoption | None:
     """Initial weights, the same on every replica and placement; what became of weights from elsewhere."""
     recipe, module = plan.recipe, state.network.module
-    if not isinstance(recipe.model, Outside):  # a network of another package starts as it says
+    if not isinstance(recipe.model, External):  # a network of another package starts as it says
         initialize(module, published(recipe.init, recipe.model), recipe.seed)
     return adopt(module, recipe.init.from_, plan.facts) if recipe.init.from_ else None
 

@@ -113,8 +113,8 @@ def _parts(data: Files, folder: Path, pool: _Pool, judged: Chosen, kept: Chosen)
         if not judged.any():
             raise DataError(f"{folder}: no class has two images, so none can be put aside to be judged; add images")
     training, validation = ~judged & kept, judged & kept
-    if data.use < 1:
-        training = _share(pool, kept, training, "use", data.use, whole=True)
+    if data.fraction < 1:
+        training = _share(pool, kept, training, "use", data.fraction, whole=True)
     return training, validation
 
 

@@ -177,23 +177,22 @@ def advice(plan: Plan, waiting: float, images_per_second: float, table: Table, c
         return None
     remedies = _remedies(plan, table, cores)
     remedy = f"what may help: {', or '.join(remedies)}" if remedies else "more cores would help"
-    threads = plan.placement.loader_threads
+    threads = plan.placement.loader_workers
     return (
         f"{waiting:.0%} of the time is spent waiting for images ({images_per_second:,.0f} images/s with "
-        f"on.loader_threads={threads}); {remedy}; paceline bench data measures it"
+        f"on.loader_workers={threads}); {remedy}; paceline bench data measures it"
     )
 
 
 def _remedies(plan: Plan, table: Table, cores: int) -> list[str]:
     """What has not been done yet for images to come faster, and could be on this machine."""
     placement, flags = plan.placement, table.rows["flags"]
-    assert isinstance(placement.loader_threads, int)
     jpeg, tiled = (np.count_nonzero(flags & kind) > len(flags) / 2 for kind in (Flag.JPEG, Flag.TILED))
     longest = np.maximum(table.rows["width"], table.rows["height"])
     room, by_device = max(1, cores // plan.replicas), placement.decoder == "gpu"
     found = []
-    if placement.loader_threads < room:
-        found.append(f"on.loader_threads={room}")
+    if placement.loader_workers < room:
+        found.append(f"on.loader_workers={room}")
     if placement.decoder == "pillow":
         found.append("on.decoder=fast")
     if jpeg and not tiled and not by_device:  # the accelerator decodes whole images, tiles or not

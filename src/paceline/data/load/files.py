@@ -138,16 +138,15 @@ class Stream:
 
     def __init__(self, plan: Plan, opens: Opens, replica: int, device: torch.device, bad: Quarantine) -> None:
         assert isinstance(plan.data, Files)
-        assert isinstance(plan.placement.loader_threads, int)
         self._plan, self._data, self._replica, self._device, self._bad = plan, plan.data, replica, device, bad
         self._training, self._validation = splits = opens()
         self._fill = Filler(plan, splits)
         self._workers: Workers
-        if plan.placement.loader_threads > MOST_THREADS:
+        if plan.placement.loader_workers > MOST_THREADS:
             makes = partial(filler, plan, opens, _digest(splits), self._training.cache)
-            self._workers = Processes(makes, plan.placement.loader_threads, device)
+            self._workers = Processes(makes, plan.placement.loader_workers, device)
         else:
-            self._workers = Threads(self._fill, plan.placement.loader_threads, device)
+            self._workers = Threads(self._fill, plan.placement.loader_workers, device)
             sys.setswitchinterval(min(SWITCH, sys.getswitchinterval()))
         side, kept = plan.facts.evaluation_side or plan.facts.side, plan.placement.decoded_validation
         self._decoded = open_decoded(plan.data, self._validation, side, plan.placement.decoder) if kept else None

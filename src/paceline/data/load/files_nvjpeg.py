@@ -45,8 +45,7 @@ class DeviceStream(Stream):
             raise PlanError("on.decoder=gpu needs torchvision, which is not installed; write on.decoder=fast")
         if plan.recipe.augment.python is not None:
             raise PlanError("augment.python is for pictures on the host; write on.decoder=fast, or leave it out")
-        assert isinstance(plan.placement.loader_threads, int)
-        self._pool = ThreadPoolExecutor(min(THREADS, plan.placement.loader_threads), "images")
+        self._pool = ThreadPoolExecutor(min(THREADS, plan.placement.loader_workers), "images")
         self._own_streams = threading.local()
 
     def close(self) -> None:

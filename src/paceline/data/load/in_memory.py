@@ -87,8 +87,7 @@ class HostLoader:
 
     def __init__(self, plan: Plan, source: Source, replica: int, device: torch.device) -> None:
         self._plan, self._source, self._replica, self._device = plan, source, replica, device
-        assert isinstance(plan.placement.loader_threads, int)
-        self._threads = plan.placement.loader_threads
+        self._threads = plan.placement.loader_workers
 
     def training(self, start: int) -> StepBatches:
         """A thread prepares a whole micro-batch; steps come in order whichever thread is first."""

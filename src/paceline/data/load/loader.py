@@ -43,5 +43,5 @@ def open_loader(plan: Plan, folder: Path | None, replica: int, device: torch.dev
     if plan.data.name == "synthetic":
         return SyntheticLoader(plan, source, replica, device)
     complete = all(split.count == len(split.images) for split in (source.training, source.validation))
-    in_memory = OnDeviceLoader if plan.placement.resident and complete else HostLoader
+    in_memory = OnDeviceLoader if plan.placement.data_on_device and complete else HostLoader
     return in_memory(plan, source, replica, device)

@@ -145,7 +145,7 @@ class Processes:
                 return call()
             except BrokenProcessPool:
                 raise Broken(
-                    "a process that decodes images was killed; if memory is short, write a smaller on.loader_threads"
+                    "a process that decodes images was killed; if memory is short, write a smaller on.loader_workers"
                 ) from None
 
         future: Future[Faults] = guarded(lambda: self._pool.submit(_decode, *work))
