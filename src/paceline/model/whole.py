@@ -6,12 +6,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.augment.pipeline import Augmentation, draw
+from paceline.augment.pipeline import Augmentation
 from paceline.data.load.batches import MicroBatch
 from paceline.device import float_dtype
 from paceline.model.build import build_network
@@ -53,7 +52,6 @@ class Whole:
         self._forward: Callable[[Tensor], Any] = torch.compile(forward) if plan.placement.compile else forward
         self._auxiliary: float = getattr(plan.recipe.model, "auxiliary", 0.0)
         self.augment = Augmentation(plan, world.device)
-        self._places = torch.arange(plan.micro_batch, device=world.device)
         self._loss = make_loss(plan.recipe.loss, plan.facts.classes)
 
     def learn(self, share: list[MicroBatch], scale: Tensor | None = None) -> Tensor:
@@ -65,7 +63,8 @@ class Whole:
             self.module.train()
         for number, batch in enumerate(share):
             self.statistics.turn(number)
-            self.chances.draw(batch.first + self._places)
+            assert batch.positions is not None
+            self.chances.draw(batch.positions)
             images, labels, weights = self._mixed(batch)
             scores, *auxiliary = self._scores(images)
             loss = self._loss(scores, labels, weights)
@@ -85,7 +84,8 @@ class Whole:
             self.module.train()
         for number, batch in enumerate(share):
             self.statistics.turn(number)
-            self.chances.draw(batch.first + self._places)
+            assert batch.positions is not None
+            self.chances.draw(batch.positions)
             self._scores(self._mixed(batch)[0])
 
     def all_reduce(self, world: World, tally: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -151,9 +151,8 @@ class Whole:
     def _mixed(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Images as the recipe changes and mixes them, their labels, and the weights of the labels where there are
         several."""
-        positions = np.arange(batch.first, batch.first + len(batch.images), dtype=np.int64)
-        draws = draw(self.plan, positions, self.device).to(self.device)
-        return self.augment(self.augment.prepare(batch.images, draws), batch.labels, draws)
+        assert batch.draws is not None
+        return self.augment(self.augment.prepare(batch.images, batch.draws), batch.labels, batch.draws)
 
     def _scores(self, images: Tensor) -> list[Tensor]:
         """One row of class scores for each image, from the last head first."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 
 from paceline import schedule
-from paceline.data.load.batches import Loader, MicroBatch
+from paceline.data.load.batches import MicroBatch
+from paceline.data.load.loader import Loader
 from paceline.planning import Plan
 from paceline.record import Run
 from paceline.sink import Sink

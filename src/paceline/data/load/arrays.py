@@ -62,7 +62,8 @@ def open_source(plan: Plan, folder: Path | None) -> Source:
             raise AssertionError("images in files have many sizes: data.load.files decodes them")
         case Made():
             return Source(
-                _generated(plan, "training", plan.data.images), _generated(plan, "validation", plan.data.validation_images)
+                _generated(plan, "training", plan.data.images),
+                _generated(plan, "validation", plan.data.validation_images),
             )
 
 
