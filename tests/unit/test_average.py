@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from conftest import make_plan
 from paceline import checkpoint
-from paceline.data.load.batches import Loader
-from paceline.data.load.loader import open_loader
+from paceline.data.load.loader import Loader, open_loader
 from paceline.errors import PlanError, RunError
 from paceline.model.norm import BatchNormAct
 from paceline.optim.averages import Average, blend

@@ -311,7 +311,7 @@ def test_chance_is_at_work_where_nothing_changes() -> None:
     for words, heads in ((CHANCY, 1), (HEADED, 3)):
         plan = make_plan(*words, "on.micro_batch=4")
         whole, batch = make_whole(plan, start_of(plan)), next(shares(plan))[0]
-        images = whole._pixels.plain(batch.images)
+        images = whole.augment.normalize(batch.images)
         made = [whole._class_scores(images, batch_at(whole, first)) for first in (0, 0, 1000)]
         assert [len(scores) for scores in made] == [heads] * 3
         for one, same, other in zip(*made, strict=True):

@@ -6,15 +6,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.augment.mix import draw
-from paceline.augment.mix_pixels import mix
-from paceline.augment.pipeline import Pixels
+from paceline.augment.pipeline import Augmentation
 from paceline.data.load.batches import MicroBatch
+from paceline.device import float_dtype
 from paceline.model.batch import Batch
 from paceline.model.build import build_network
 from paceline.model.dropout import DropoutMasks
@@ -35,7 +33,7 @@ class Whole:
 
     def __init__(self, plan: Plan, world: World) -> None:
         self.plan, self.device = plan, world.device
-        self.dtype = torch.float64 if plan.placement.precision == "fp64" else torch.float32
+        self.dtype = float_dtype(plan)
         module = build_network(plan.recipe, plan.facts)
         self.module = module.to(world.device, self.dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.half = torch.float16 if plan.placement.precision == "fp16" else torch.bfloat16
@@ -50,8 +48,7 @@ class Whole:
         forward = recomputing(self.module.cut(plan.recomputed)) if plan.recomputed else self.module
         self._forward: Callable[..., Any] = torch.compile(forward) if plan.placement.compile else forward
         self._auxiliary: float = getattr(plan.recipe.model, "auxiliary", 0.0)
-        self._pixels = Pixels(plan, world.device, self.dtype)
-        self._offsets = torch.arange(plan.micro_batch, device=world.device)
+        self.augment = Augmentation(plan, world.device)
         self._loss = make_loss(plan.recipe.loss, plan.facts.classes)
 
     def forward_backward(self, batches: list[MicroBatch], loss_scale: Tensor | None = None) -> Tensor:
@@ -128,7 +125,7 @@ class Whole:
     @torch.inference_mode()
     def score(self, batch: MicroBatch) -> Tensor:
         """EVAL_SUMS over the real images of a batch, in float64 where the device has it."""
-        scores = self.scores(self._pixels.plain(batch.images))
+        scores = self.scores(self.augment.normalize(batch.images))
         real = torch.arange(len(scores), device=self.device) < batch.count
         losses = F.cross_entropy(scores, batch.labels, reduction="none")
         best = scores.topk(min(5, scores.shape[1]), dim=1).indices == batch.labels[:, None]
@@ -148,17 +145,13 @@ class Whole:
     def _mixed(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Images as the recipe changes and mixes them, their labels, and the weights of the labels where there are
         several."""
-        images, recipe = self._pixels.changed(batch.images, batch.first), self.plan.recipe
-        if not recipe.mix.active:
-            return images, batch.labels, None
-        positions = np.arange(batch.first, batch.first + len(images), dtype=np.int64)
-        drawn = torch.from_numpy(draw(recipe, positions, images.shape[2]))
-        drawn = drawn.pin_memory() if self.device.type == "cuda" else drawn
-        return mix(images, batch.labels, drawn.to(self.device, self.dtype, non_blocking=True), recipe.mix.block)
+        assert batch.draws is not None
+        return self.augment(self.augment.prepare(batch.images, batch.draws), batch.labels, batch.draws)
 
     def _pass(self, index: int, batch: MicroBatch) -> Batch:
         """What the layers know of the micro-batch of this pass."""
-        return Batch(self.statistics.pass_rows(index), *self.masks(batch.first + self._offsets))
+        assert batch.positions is not None
+        return Batch(self.statistics.pass_rows(index), *self.masks(batch.positions))
 
     def _class_scores(self, images: Tensor, batch: Batch | None) -> list[Tensor]:
         """One row of class scores for each image, those of the last head first."""

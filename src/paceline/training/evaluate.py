@@ -6,7 +6,7 @@ from contextlib import closing
 
 import torch
 
-from paceline.data.load.batches import Loader
+from paceline.data.load.loader import Loader
 from paceline.model.whole import EVAL_SUMS, Whole, widest_float
 from paceline.planning import Plan
 from paceline.record import Run

@@ -7,7 +7,8 @@ from contextlib import closing
 import torch
 
 from paceline import schedule
-from paceline.data.load.batches import Loader, MicroBatch
+from paceline.data.load.batches import MicroBatch
+from paceline.data.load.loader import Loader
 from paceline.planning import Plan
 from paceline.record import Run
 from paceline.sink import Sink

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from paceline import checkpoint
 from paceline.data.index.scan import open_index
 from paceline.data.load.loader import open_loader
-from paceline.data.load.order import share, training_order
+from paceline.data.load.order import micro_batch_positions, training_order
 from paceline.errors import RunError, UserError
 from paceline.model.norm import Statistics
 from paceline.planning import Plan
@@ -56,7 +56,9 @@ def repeat(plan: Plan, world: World, run: Run, data: Path | None, step: int, tel
             update(plan, world, state, next(shares))
         watch = Watch(state.network.module)
         batches = next(shares)
-        numbers = [training_order(plan).images(part).tolist() for part in share(plan, step - 1, world.replica)]
+        numbers = [
+            training_order(plan).images(part).tolist() for part in micro_batch_positions(plan, step - 1, world.replica)
+        ]
         loss, statistics = 0.0, None
         for number, batch in enumerate(batches):
             watch.micro_batch = number
