@@ -13,7 +13,7 @@ from paceline import checkpoint
 from paceline.data.index import locate
 from paceline.data.index.fingerprint import IDENTITY, check_identity, keep_identity, trained_classes
 from paceline.data.index.scan import Tell
-from paceline.data.load.image_files import QUARANTINE
+from paceline.data.load.quarantine import QUARANTINE
 from paceline.errors import DataError, RunError, SpecError
 from paceline.launch import Launch, launched
 from paceline.machine import Machine, this_machine

@@ -16,7 +16,7 @@ from paceline import checkpoint
 from paceline.command import validate
 from paceline.data.index.locate import locate, to_judge
 from paceline.data.index.scan import open_index
-from paceline.data.load.image_files import listed
+from paceline.data.load.quarantine import quarantined
 from paceline.errors import DataError, RunError, SpecError
 from paceline.job import Job, stored_job
 from paceline.record import Row, rows_of
@@ -161,11 +161,10 @@ def test_an_image_that_cannot_be_decoded_is_named(folder: Path, capsys: pytest.C
     asked = Selection(test=Path("rest"))
     assert validate.run(Path("run"), ["on.cpu_threads=1"], asked, None, as_json=False) == 0
     said = capsys.readouterr()
+    count = len(list((folder / "rest").rglob("*.*")))
     assert f"a neighbor was evaluated in place of {broken.relative_to(folder / 'rest')}: " in said.err
-    assert said.out.startswith(
-        f"evaluated {len(list((folder / 'rest').rglob('*.*')))} images of {folder / 'rest'} on cpu"
-    )
-    assert not listed(folder / "run")
+    assert said.out.startswith(f"evaluated {count} images of {folder / 'rest'} on cpu")
+    assert not quarantined(folder / "run")
 
 
 def test_every_format_gives_the_same_images_to_judge(tmp_path: Path) -> None:

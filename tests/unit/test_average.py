@@ -404,7 +404,7 @@ def seen_by_hand(plan: Plan, steps: int, start: int) -> dict[str, Tensor]:
             part.register_forward_pre_hook(lambda _, x, name=name: inputs.setdefault(name, []).append(x[0].clone()))
     shares = open_loader(plan, None, 0, WORLD.device).training(start)
     for _ in range(steps):
-        state.network.learn(next(shares))
+        state.network.forward_backward(next(shares))
     shares.close()
     assert plan.norm_batch is not None
     found = {}

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from paceline import checkpoint
-from paceline.data.load.image_files import QUARANTINE, listed
+from paceline.data.load.quarantine import QUARANTINE, quarantined
 from paceline.planning import Plan
 from paceline.record import Row, Run, best_step, latest
 from paceline.settings.data import Shapes
@@ -144,7 +144,7 @@ class ConsoleSink:
         )
 
     def _print_problems(self, report: Row) -> None:
-        damaged = listed(self._run.folder)
+        damaged = quarantined(self._run.folder)
         if damaged:
             self._print_bold(
                 f"[yellow]{len(damaged)} damaged {'image was' if len(damaged) == 1 else 'images were'} replaced by a "

@@ -16,7 +16,7 @@ from safetensors.torch import save as safetensors_bytes
 from paceline import checkpoint
 from paceline.errors import RunError
 from paceline.job import Job
-from paceline.model.whole import exact
+from paceline.model.whole import widest_float
 from paceline.optim.averages import Tensors, blend
 from paceline.record import Row, json_text, latest
 from paceline.training.evaluate import evaluate, evaluate_network
@@ -161,12 +161,12 @@ def recalibrate(session: Session, images: int, start: int) -> int:
     steps = math.ceil(images / plan.global_batch)
     if not network.statistics.norms:
         raise RunError("this network has no running statistics that train; leave --recalibrate out")
-    total = torch.zeros(network.statistics.width, dtype=exact(world.device), device=world.device)
+    total = torch.zeros(network.statistics.width, dtype=widest_float(world.device), device=world.device)
     with closing(session.loader.training(start)) as batches:
         for _ in range(steps):
-            network.look(next(batches))
-            total += network.statistics.take_away()
-    network.statistics.put(world.all_reduce(total) / (steps * plan.norm_total))
+            network.forward_statistics([network.prepare(batch) for batch in next(batches)])
+            total += network.statistics.pop()
+    network.statistics.load(world.all_reduce(total) / (steps * plan.norm_total))
     return steps * plan.global_batch
 
 

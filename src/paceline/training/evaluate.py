@@ -6,7 +6,7 @@ from contextlib import closing
 
 import torch
 
-from paceline.model.whole import JUDGMENT, exact
+from paceline.model.whole import EVAL_SUMS, widest_float
 from paceline.training.requests import Stopped
 from paceline.training.session import Session
 
@@ -28,20 +28,20 @@ def evaluate(session: Session) -> Evaluation:
 def evaluate_network(session: Session) -> Evaluation:
     """Evaluate the network as it is; raises Stopped if a signal comes before the end."""
     world, total = session.world, session.plan.facts.validation_images
-    sums = torch.zeros(len(JUDGMENT) + 1, dtype=exact(world.device), device=world.device)
+    sums = torch.zeros(len(EVAL_SUMS) + 1, dtype=widest_float(world.device), device=world.device)
     seen = 0
     with closing(session.loader.validation()) as batches:
         for batch in batches:
             if session.requests.urgent:
                 sums[-1] = 1  # the others learn of it with the sums, when they come to the end or leave too
                 break
-            sums[:-1] += session.state.network.judge(batch)
+            sums[:-1] += session.state.network.score(batch)
             seen += batch.count
             session.run.progress("validation", min(seen * world.replicas, total), total)
     *values, stopped = world.all_reduce(sums).tolist()
     if stopped:
         raise Stopped
-    result = dict(zip(JUDGMENT, values, strict=True))
+    result = dict(zip(EVAL_SUMS, values, strict=True))
     images = int(result["images"])
     assert images == total, f"evaluated {images} of {total} images"
     return {name: value / images for name, value in result.items()} | {"images": images}

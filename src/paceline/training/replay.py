@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from paceline import checkpoint
 from paceline.data.index.scan import open_index
-from paceline.data.load.order import share, training_order
+from paceline.data.load.order import micro_batch_positions, training_order
 from paceline.errors import RunError, UserError
-from paceline.model.norm import BatchNormAct
+from paceline.model.norm import Statistics
 from paceline.planning import Plan
 from paceline.settings.data import Files
 from paceline.training.restore import load_files
@@ -55,14 +55,14 @@ def replay(session: Session, step: int, notify: Callable[[str], None]) -> Findin
             take_step(session, next(steps))
         watch = Watch(state.network.module)
         batches = next(steps)
-        positions = share(plan, step - 1, replica=0)
+        positions = micro_batch_positions(plan, step - 1, replica=0)
         images = [training_order(plan).images(each).tolist() for each in positions]
         loss, statistics = 0.0, None
         for index, batch in enumerate(batches):
             watch.micro_batch = index
             scale = state.loss_scale.now(step - 1)
-            loss += float(state.network.learn([batch], scale)[0])
-            statistics = statistics or _first_not_finite(state.network.module)
+            loss += float(state.network.forward_backward([state.network.prepare(batch)], scale)[0])
+            statistics = statistics or _first_not_finite(state.network.module, state.network.statistics)
         watch.close()
     gradients = [
         name
@@ -113,10 +113,11 @@ def _named(plan: Plan, folder: Path | None, images: list[int]) -> list[dict[str,
     return found
 
 
-def _first_not_finite(module: nn.Module) -> str | None:
-    """The first batch norm whose statistics of the last forward pass are not finite."""
-    norms = [(name, norm) for name, norm in module.named_modules() if isinstance(norm, BatchNormAct)]
-    return next((name for name, norm in norms if not all(bool(t.isfinite().all()) for t in norm.places)), None)
+def _first_not_finite(module: nn.Module, statistics: Statistics) -> str | None:
+    """The first batch norm whose statistics of the first forward pass are not finite."""
+    names, rows = {norm: name for name, norm in module.named_modules()}, statistics.pass_rows(0)
+    bad = (norm for norm in statistics.norms if not all(bool(t.isfinite().all()) for t in norm.columns(rows)))
+    return next((names[norm] for norm in bad), None)
 
 
 class Watch:

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import torch
 
-from paceline.data.load.batches import Loader
-from paceline.data.load.loader import open_loader
+from paceline.data.load.loader import Loader, open_loader
 from paceline.launch import Launch
-from paceline.model.whole import exact
+from paceline.model.whole import widest_float
 from paceline.planning import Plan
 from paceline.record import Mode, Run
 from paceline.settings.placement import Placement
@@ -27,7 +26,7 @@ class StepInputs:
     """The numbers that the host sets for each step, as tensors on the device."""
 
     def __init__(self, device: torch.device) -> None:
-        self.lr = torch.zeros((), dtype=exact(device), device=device)
+        self.lr = torch.zeros((), dtype=widest_float(device), device=device)
         self.index = torch.zeros((), dtype=torch.int64, device=device)
 
     def set(self, lr: float, index: int) -> None:

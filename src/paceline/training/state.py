@@ -13,7 +13,7 @@ from paceline.errors import Broken
 from paceline.model.init import initialize, published
 from paceline.model.norm import norm_parameters
 from paceline.model.pretrained import Adoption, adopt
-from paceline.model.whole import TALLY, Whole, exact
+from paceline.model.whole import TRAIN_SUMS, Whole, widest_float
 from paceline.optim.averages import Average
 from paceline.optim.build import Optimizer, build_optimizer
 from paceline.planning import Plan
@@ -85,7 +85,7 @@ def build_state(plan: Plan, world: World) -> State:
     optimizer = build_optimizer(network.module.named_parameters(), plan, norm_parameters(network.module))
     decay = plan.recipe.ema.decay
     ema = None if decay is None else Average(plan, network.module, decay)
-    sums = torch.zeros(2, len(TALLY), dtype=exact(world.device), device=world.device)
+    sums = torch.zeros(2, len(TRAIN_SUMS), dtype=widest_float(world.device), device=world.device)
     bad = torch.zeros(plan.steps, dtype=torch.uint8, device=world.device)
     return State(network, optimizer, ema, LossScale(plan, world.device), sums[0], sums[1], bad)
 
@@ -109,5 +109,5 @@ def broadcast_state(world: World, state: State) -> None:
 
 def compare_replicas(world: World, state: State) -> None:
     """End the run if the replicas' weights are no longer the same bits: what they learn apart would be nobody's run."""
-    if world.replicas > 1 and not world.all_equal(state.network.fingerprint()):
+    if world.replicas > 1 and not world.all_equal(state.network.checksum()):
         raise Broken(f"the replicas' weights differ after step {state.step}; checkpoints before it are intact")

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from paceline import checkpoint
-from paceline.data.load.image_files import QUARANTINE, listed
+from paceline.data.load.quarantine import QUARANTINE, quarantined
 from paceline.errors import RunError
 from paceline.job import Job
 from paceline.record import Row
@@ -52,7 +52,7 @@ def validate_run(job: Job, folder: Path, selection: Selection) -> tuple[list[Row
         if session.world.first:
             notes += [
                 f"a neighbor was evaluated in place of {image['name']}: {image['reason']}"
-                for image in (listed(quarantine) if quarantine else [])
+                for image in (quarantined(quarantine) if quarantine else [])
             ]
             if session.run.try_own():
                 write_tables(folder, [row for row in session.run.rows() if row.get("step", 0) <= plan.steps])
