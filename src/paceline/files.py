@@ -41,11 +41,11 @@ def write_whole(path: Path, content: bytes | str, sync: bool = False) -> None:
 
 
 def read_exactly(path: Path, offset: int, count: int) -> bytes:
-    """Read a byte range of a file; a file that is too short raises a DataError."""
+    """Read a byte range of a file that was indexed; DataError where the file is too short by now."""
     content = b""
     with path.open("rb", buffering=0) as file:
         # A network file system may return less than was asked for.
-        while chunk := os.pread(file.fileno(), count - len(content), offset + len(content)):
+        while len(content) < count and (chunk := os.pread(file.fileno(), count - len(content), offset + len(content))):
             content = content + chunk if content else chunk
     if len(content) < count:
         raise DataError(

@@ -16,8 +16,9 @@ from paceline.data.index.scan import open_index
 from paceline.data.index.table import Flag
 from paceline.data.inspect import check
 from paceline.data.load.decode import decode_into
-from paceline.data.load.files import Stream
-from paceline.data.load.image_files import Quarantine, open_splits
+from paceline.data.load.files import FileLoader
+from paceline.data.load.image_files import open_splits
+from paceline.data.load.quarantine import Quarantine
 from paceline.data.pack.transcode import read_encoded
 from paceline.errors import DataError
 from paceline.settings.data import Files
@@ -48,12 +49,12 @@ def test_what_is_called_bad_is_what_training_puts_aside(folder: Path) -> None:
     plan = plan_of("drop_last=true", "on.micro_batch=8")
     assert isinstance(plan.data, Files)
     bad = Quarantine(None, most=99)
-    loader = Stream(plan, partial(open_splits, plan, plan.data, folder), 0, CPU, bad)
+    loader = FileLoader(plan, partial(open_splits, plan, plan.data, folder), 0, CPU, bad)
     with closing(loader), closing(loader.training(0)) as shares:
         for _ in itertools.islice(shares, 4 * 55 // 8):  # dropped tails leave no image out of four epochs
             pass
     found = check.find_bad_images(open_index(DATA, folder), DATA, threads=1)
-    assert bad._known == {(fault.split, fault.image) for fault in found}
+    assert bad._bad == {(fault.split, fault.image) for fault in found}
     assert len(bad) == 3
 
 

@@ -74,19 +74,18 @@ def _measure(job: Job, images: int, seconds: float, progress: Progress) -> dict[
     import torch
 
     from paceline.data.inspect.measure import Sample, loader_rate, transfer_rate
-    from paceline.training.session import settle_torch
+    from paceline.training.session import open_session
 
     plan = job.plan
     assert isinstance(plan.data, Files)
     assert job.data_folder is not None
-    settle_torch(plan)
     threads = plan.placement.loader_workers
     deadline = time.monotonic() + BUDGET * max(1.0, seconds)
     progress("measuring", 0, ROUNDS)
     index = open_index(plan.data, job.data_folder)
     possible = remedies(plan, index.training, job.machine.cores)
     transfer, on_gpu = None, list[dict[str, Any]]()
-    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder, open_session(plan, Path(folder, "run")):
         sample = Sample.of(plan, index, images, Path(folder, "sample"))
         counts = thread_counts(max(1, job.machine.cores // plan.replicas), threads)
         cases = [(AS_IT_IS, sample, count) for count in counts]
