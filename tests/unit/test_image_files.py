@@ -108,7 +108,7 @@ def test_once_a_read_has_failed_for_good_the_others_do_not_wait(folder: Path, mo
         attempts[0] += 1
         raise OSError(errno.EIO, "gone")
 
-    monkeypatch.setattr(os, "open", gone)
+    monkeypatch.setattr(os, "pread", gone)
     for expected in (6, 7, 8):
         with pytest.raises(ReadFailed):
             part.read(expected)
