@@ -25,8 +25,9 @@ from paceline.data.load.loader import open_loader
 from paceline.job import plan_job
 from paceline.planning import Plan
 from paceline.record import Row, Run
-from paceline.settings import build
+from paceline.settings.build import build
 from paceline.settings.placement import Placement
+from paceline.settings.read import Tree, parse
 from paceline.settings.recipe import Recipe
 from paceline.sink import Sink
 from paceline.training.loop import train
@@ -154,10 +155,8 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         "compile": options.compile,
         "save": "1000 epochs",
     }
-    recipe = build.build(Recipe, build.read(text, "benchmark"))
-    plan = plan_job(
-        "benchmark", recipe, build.build(Placement, build.Tree(placement)), None, build.Tree(), build.Tree()
-    ).plan
+    recipe = build(Recipe, parse(text, "benchmark"))
+    plan = plan_job("benchmark", recipe, build(Placement, Tree(placement)), None, Tree(), Tree()).plan
     settle_torch(plan)
     world = init_world(plan, None)
     with tempfile.TemporaryDirectory() as folder:

@@ -17,10 +17,13 @@ from paceline.model import tables
 from paceline.planning import Plan
 from paceline.reconcile import make_plan
 from paceline.record import Run
-from paceline.settings import build, shipped
+from paceline.settings import shipped
+from paceline.settings.build import build
 from paceline.settings.data import Data, Made, Shapes
 from paceline.settings.placement import Placement
+from paceline.settings.read import Tree, override
 from paceline.settings.recipe import Recipe
+from paceline.settings.schema import addresses
 
 DEFAULT_RECIPE = "shapes/resnet8"
 
@@ -33,8 +36,8 @@ class Job:
     plan: Plan
     asked: Placement
     data_folder: Path | None
-    written: build.Tree
-    placed: build.Tree
+    written: Tree
+    placed: Tree
     machine: Machine
     launch: Launch | None
 
@@ -46,29 +49,29 @@ def read_words(recipe: str | None, words: list[str]) -> tuple[str, list[str]]:
     return recipe, words
 
 
-def read_recipe(name: str, words: list[str]) -> tuple[Recipe, build.Tree]:
+def read_recipe(name: str, words: list[str]) -> tuple[Recipe, Tree]:
     """A recipe with the overrides that concern it."""
     written = shipped.tree("recipes", name)
     for word in words:
         if not word.startswith("on."):
-            build.override(written, word, Recipe)
-    return build.build(Recipe, written, [key for key in addresses() if key.startswith("on.")]), written
+            override(written, word, Recipe)
+    return build(Recipe, written, [key for key in all_addresses() if key.startswith("on.")]), written
 
 
 def read_placement(
     page: str | None, words: list[str], replicas: int | None = None, device: str | None = None
-) -> tuple[Placement, build.Tree]:
+) -> tuple[Placement, Tree]:
     """A placement with the on.* words and flags that concern it."""
-    placed = shipped.tree("placements", page) if page else build.Tree({}, {(): "placement"})
+    placed = shipped.tree("placements", page) if page else Tree({}, {(): "placement"})
     for word in [*words, *flag_words(replicas, device)]:
         if word.startswith("on."):
-            build.override(placed, word, Placement, prefix="on.")
-    return build.build(Placement, placed, addresses()), placed
+            override(placed, word, Placement, prefix="on.")
+    return build(Placement, placed, all_addresses()), placed
 
 
-def addresses() -> list[str]:
-    """Every word before a '=' that a recipe and a placement know."""
-    return [*build.addresses(Recipe), *(f"on.{key}" for key in build.addresses(Placement))]
+def all_addresses() -> list[str]:
+    """Every word that can stand before a '=': the keys of a recipe, and those of a placement with on."""
+    return [*addresses(Recipe), *(f"on.{key}" for key in addresses(Placement))]
 
 
 def flag_words(replicas: int | None, device: str | None) -> list[str]:
@@ -118,9 +121,7 @@ def check_apart(out: Path | None, data: Path | None) -> None:
         raise RunError(f"--out {out} is in the folder of the images, {data}; choose a folder outside it")
 
 
-def plan_job(
-    name: str, recipe: Recipe, placement: Placement, folder: Path | None, written: build.Tree, placed: build.Tree
-) -> Job:
+def plan_job(name: str, recipe: Recipe, placement: Placement, folder: Path | None, written: Tree, placed: Tree) -> Job:
     """The job of settings that are known; the recipe names its data."""
     assert recipe.data is not None
     data: Data = recipe.data

@@ -25,7 +25,7 @@ FAULTS = [
     (["plan", "cifar10/resnet20", "on.micro_batch=20"], "on.micro_batch 20 does not divide global_batch 128"),
     (["plan", "cifar10/resnet20", "model=resnet21"], "'model=resnet21': model: no model is named 'resnet21'"),
     (["train", "twice.yaml"], "twice.yaml:2: 'epochs' is written twice"),
-    (["train", "typo.yaml"], "typo.yaml:3: optimizer: momentum has no 'momentm'; did you mean 'momentum'?"),
+    (["train", "typo.yaml"], "typo.yaml:3: optimizer: sgd has no 'momentm'; did you mean 'momentum'?"),
     (["train", "cifar10/resnet20"], "where is cifar10? write --data FOLDER"),
     (["train", "cifar10/resnet20", "--data", "nowhere"], "nowhere: there is no such folder"),
     (["train", "cifar10/resnet20", "--data", "."], "'data_batch_1.bin' is neither here"),

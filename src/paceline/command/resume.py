@@ -10,9 +10,10 @@ from paceline.data.index.fingerprint import check_identity, trained_classes
 from paceline.errors import DataError, RunError, SpecError
 from paceline.job import Job, flag_words, plan_job, run_job, tell_progress
 from paceline.record import Stored, stored_plan
-from paceline.settings import build
+from paceline.settings.build import build
 from paceline.settings.data import Data, Files
 from paceline.settings.placement import Placement
+from paceline.settings.read import Tree, dump, override, parse
 from paceline.settings.recipe import Recipe
 
 
@@ -26,21 +27,21 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
     that judges the images of that folder."""
     stored = stored_plan(folder)
     began = stored.recipe if test is None else _without_labels(stored.recipe)
-    written, placed = (build.read(build.dump(part), str(folder)) for part in (began, stored.placement))
+    written, placed = (parse(dump(part), str(folder)) for part in (began, stored.placement))
     for word in words:
         if word.startswith("on."):
-            build.override(placed, word.removeprefix("on."), Placement)
+            override(placed, word.removeprefix("on."), Placement)
         elif word.startswith("data.max_bad=") or (test and word.startswith(("data.labels=", "data.first_label="))):
             # Says when to give up, or how other images are labeled: nothing of what is learned.
-            build.override(written, word, Recipe)
+            override(written, word, Recipe)
         else:
             raise SpecError(f"'{word}': a run keeps its recipe; only on.* words may change, such as on.micro_batch=64")
-    recipe = build.build(Recipe, written)
+    recipe = build(Recipe, written)
     if test is not None:
         if data is not None:
             raise SpecError(f"--data {data} and --test {test}: the images of one of them can be judged; leave one out")
         recipe = recipe.model_copy(update={"data": _to_judge(folder, recipe.data, test)})
-        return plan_job(str(folder), recipe, build.build(Placement, placed), test, build.Tree(), placed)
+        return plan_job(str(folder), recipe, build(Placement, placed), test, Tree(), placed)
     try:
         found, place = locate.locate(_uncounted(recipe.data), _data_folder(folder, stored, data))
     except DataError as fault:
@@ -49,7 +50,7 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
         raise DataError(f"{fault}; others than the run's own are judged with validate --test {data}") from None
     check_identity(folder, found, place)
     recipe = recipe.model_copy(update={"data": found})
-    return plan_job(str(folder), recipe, build.build(Placement, placed), place, build.Tree(), placed)
+    return plan_job(str(folder), recipe, build(Placement, placed), place, Tree(), placed)
 
 
 def _without_labels(recipe: Recipe) -> Recipe:

@@ -13,7 +13,7 @@ from paceline.data.load.image_files import QUARANTINE
 from paceline.errors import RunError
 from paceline.job import Job, check_apart, make_job, read_words, run_job
 from paceline.record import LOG, PLAN, RECORD, Run, store_plan, stored_plan
-from paceline.settings import build
+from paceline.settings.read import changes
 from paceline.user_code import own_function
 
 
@@ -59,7 +59,7 @@ def prepare_folder(job: Job, folder: Path) -> None:
 
 
 def _check_same(job: Job, folder: Path) -> None:
-    changed = build.differences(stored_plan(folder).recipe, job.plan.recipe)
+    changed = changes(stored_plan(folder).recipe, job.plan.recipe)
     changed = [line for line in changed if not line.startswith(("about:", "published:", "source:"))]
     if changed:
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""

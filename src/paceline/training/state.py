@@ -140,7 +140,7 @@ def _restore_average(state: State, files: dict[str, bytes], step: int, where: st
         return
     if AVERAGE not in files:
         raise RunError(
-            f"{where}: '{AVERAGE}' is missing, and the recipe keeps an average (average.decay): this checkpoint is of "
+            f"{where}: '{AVERAGE}' is missing, and the recipe keeps an average (ema.decay): this checkpoint is of "
             "another recipe; to start from its weights, train a new run with init.from"
         )
     try:
