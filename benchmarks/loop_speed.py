@@ -31,7 +31,7 @@ from paceline.settings.read import Tree, parse
 from paceline.settings.recipe import Recipe
 from paceline.sink import Sink
 from paceline.training.loop import train
-from paceline.training.requests import Signals, Wishes
+from paceline.training.requests import Requests
 from paceline.training.session import settle_torch, take_up
 from paceline.world import init_world
 
@@ -82,7 +82,7 @@ class Bare:
     def __init__(self, plan: Plan, model: str, device: torch.device) -> None:
         pictures = open_source(plan, None).training
         self.images = (
-            F.pad(torch.tensor(pictures.pictures).permute(0, 3, 1, 2), (4, 4, 4, 4))
+            F.pad(torch.tensor(pictures.images).permute(0, 3, 1, 2), (4, 4, 4, 4))
             .permute(0, 2, 3, 1)
             .contiguous()
             .to(device)
@@ -163,7 +163,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         run = Run(Path(folder), writer=True)
         turns = Turns(Bare(plan, options.model, world.device), options.steps)
         loader = open_loader(plan, None, 0, world.device)
-        train(plan, world, run, take_up(plan, world, run), loader, turns, Wishes(world, Signals(), None))
+        train(plan, world, run, take_up(plan, world, run), loader, turns, Requests(world))
     ours, theirs = (statistics.median(times[options.warm :]) / options.steps for times in (turns.ours, turns.theirs))
     ratios = [b / a for a, b in zip(turns.ours[options.warm :], turns.theirs[options.warm :], strict=True)]
     return {

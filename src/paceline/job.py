@@ -149,7 +149,7 @@ def run_replicas(job: Job, words: list[str] | None = None) -> int | None:
         return None
     from paceline.world import start_replicas
 
-    return start_replicas(job.plan.replicas, sys.argv[1:] if words is None else words)
+    return start_replicas(job.plan.replicas, ["paceline", *(sys.argv[1:] if words is None else words)])
 
 
 def tell_progress() -> Tell | None:

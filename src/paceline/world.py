@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import re
 import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -53,6 +56,10 @@ class World:
         if self.replicas > 1:
             self._checked(dist.all_reduce, values)
         return values
+
+    def all_reduce_on_host(self, values: Tensor) -> Work:
+        """Start to sum `values`, which are in host memory, over all replicas, in place."""
+        return Work(self._checked(dist.all_reduce, values, group=self.host_group, async_op=True), self)
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Copy the first replica's values to every replica, in place."""
@@ -117,6 +124,18 @@ class World:
             return "the replicas lost each other"
         names = ", ".join(map(str, absent))
         return f"replica {names} stopped answering" if absent else "a collective failed"
+
+
+@dataclass(frozen=True)
+class Work:
+    """A collective that has been started."""
+
+    handle: Any
+    world: World
+
+    def wait(self) -> None:
+        """Wait until it is done: the host where the values are in its memory, else the device."""
+        self.world._checked(self.handle.wait)
 
 
 @dataclass
@@ -205,22 +224,14 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def start_replicas(count: int, words: Sequence[str]) -> int:
-    """Start `count` processes of this same command through torch's elastic launcher; returns the exit status."""
-    import logging  # noqa: PLC0415 - only the launching process needs these
-
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: PLC0415
+def start_replicas(count: int, module_args: Sequence[str]) -> int:
+    """Run `python -m MODULE_ARGS` in `count` processes under torch's elastic launcher, and return the exit status."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: PLC0415 - slow to import
     from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415
 
-    logging.disable(logging.ERROR)  # the launcher's own notes on signals and dead workers; ours are one line each
-    told = Path(tempfile.mkdtemp(prefix="paceline-"))
-    os.environ[OURS] = str(told)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "60")  # time to finish the step and save
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    folder = Path(tempfile.mkdtemp(prefix="paceline-"))
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -231,12 +242,14 @@ def start_replicas(count: int, words: Sequence[str]) -> int:
         local_addr="127.0.0.1",
         max_restarts=0,
         monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(log_dir=str(told)),
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
     )
     try:
-        elastic_launch(config, sys.executable)("-P", "-m", "paceline", *words)  # -P: not from the user's folder
+        with _launching(folder):
+            elastic_launch(config, sys.executable)("-P", "-m", *module_args)  # -P: not from the user's folder
+        return INTERRUPTED if (folder / "interrupted").exists() else 0
     except SignalException:
-        if (told / "interrupted").exists():
+        if (folder / "interrupted").exists():
             return INTERRUPTED
         raise Broken("stopped by a signal before the replicas could save; what was saved before is whole") from None
     except ChildFailedError as fault:
@@ -246,17 +259,38 @@ def start_replicas(count: int, words: Sequence[str]) -> int:
             raise Broken(
                 f"replica {rank} was killed by {name}; the others were stopped, and what was saved is whole"
             ) from None
-        lines = [path.read_text() for path in (told / str(rank), told / "0") if path.is_file()]
-        raise _Told(lines[0] if lines else f"replica {rank} failed", failure.exitcode) from None
-    else:
-        return INTERRUPTED if (told / "interrupted").exists() else 0
+        messages = [path.read_text() for path in (folder / str(rank), folder / "0") if path.is_file()]
+        raise _ReplicaFailed(messages[0] if messages else f"replica {rank} failed", failure.exitcode) from None
     finally:
-        shutil.rmtree(told, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Told(Broken):
+@contextmanager
+def _launching(folder: Path) -> Iterator[None]:
+    """Set this process up to launch replicas, and leave it as it was."""
+    environment, level = dict(os.environ), logging.root.manager.disable
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    previous = {number: signal.getsignal(number) for number in numbers}  # the launcher takes these over
+    logging.disable(logging.ERROR)  # the launcher's notes on signals and dead workers; ours are one line each
+    os.environ[OURS] = str(folder)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "60")  # time to finish the step and save
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    try:
+        yield
+    finally:
+        logging.disable(level)
+        os.environ.clear()
+        os.environ.update(environment)
+        if threading.current_thread() is threading.main_thread():
+            for number, action in previous.items():
+                signal.signal(number, action or signal.SIG_DFL)
+
+
+class _ReplicaFailed(Broken):
     """What a replica said before it ended, with its exit status."""
 
-    def __init__(self, line: str, status: int) -> None:
-        super().__init__(line)
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
         self.status = status

@@ -11,7 +11,6 @@ from paceline.data.load.loader import open_loader
 from paceline.planning import Plan
 from paceline.record import Run
 from paceline.training.loop import update
-from paceline.training.requests import Signals, Wishes
 from paceline.training.session import settle_torch, take_up
 from paceline.training.state import State
 from paceline.world import init_world
@@ -30,12 +29,11 @@ def run(plan: Plan, folder: pytest.TempPathFactory, waits: str = "default") -> S
     world = init_world(plan, None)
     state = take_up(plan, world, Run(folder.mktemp("run"), writer=True))
     shares = open_loader(plan, None, world.replica, world.device).training(0)
-    wishes = Wishes(world, Signals(), None)
     try:
         for _ in range(STEPS):
             share = next(shares)
             torch.cuda.set_sync_debug_mode(waits if state.step else "default")
-            update(plan, world, state, share, wishes)
+            update(plan, world, state, share)
             torch.cuda.set_sync_debug_mode("default")
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -70,7 +70,7 @@ def test_a_fault_is_one_line_and_never_loads_torch(tmp_path: Path, words: list[s
     (tmp_path / "typo.yaml").write_text("model: resnet8\nepochs: 1\noptimizer: {name: sgd, momentm: 1}\n")
     (tmp_path / "labels.csv").write_text("")
     (tmp_path / "generated.yaml").write_text(SMALL)
-    (tmp_path / "on.yaml").write_text(SMALL.replace("report: 1 steps", "on: {precision: 16.32}"))
+    (tmp_path / "on.yaml").write_text(SMALL.replace("report: 1 steps", "on: {precision: bf16}"))
     program = (
         "import sys\nfrom paceline.cli import main\n"
         "try:\n main()\nfinally:\n assert 'torch' not in sys.modules, 'torch was loaded'\n"

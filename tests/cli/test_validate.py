@@ -216,7 +216,7 @@ def test_replicas_judge_what_the_first_one_read(paceline: Paceline, run: Path) -
 def test_tables_fit_a_terminal_and_show_accuracies_in_percent(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     judge(run, as_json=False)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "judged on cpu in 32.32"
+    assert lines[0] == "judged on cpu in fp32"
     assert lines[1].split() == ["step", "epoch", "top-1", "top-5", "loss", "images", "seconds", "images/s"]
     row = rows_of(run)[-1]
     assert lines[2].split()[:6] == [

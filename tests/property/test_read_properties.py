@@ -105,7 +105,7 @@ RECIPES = st.fixed_dictionaries(
         "global_batch": COUNTS,
         "epochs": st.one_of(POSITIVE, st.integers(1, 1000)),
         "optimizer": st.one_of(
-            kind("sgd", {"lr": RATES}), kind("momentum", {"lr": RATES}, momentum=PARTS, nesterov=st.booleans())
+            kind("sgd", {"lr": RATES}, momentum=PARTS, nesterov=st.booleans()), kind("adamw", {"lr": RATES})
         ),
         "schedule": SCHEDULES,
     },

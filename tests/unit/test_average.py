@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from conftest import make_plan
 from paceline import checkpoint
-from paceline.data.load.batches import Loader
-from paceline.data.load.loader import open_loader
+from paceline.data.load.loader import Loader, open_loader
 from paceline.errors import PlanError, RunError
 from paceline.model.norm import BatchNormAct
 from paceline.optim.averages import Average, blend
@@ -25,7 +24,7 @@ from paceline.sink import Sink
 from paceline.training.averaging import conclude, recalibrate
 from paceline.training.evaluate import evaluate
 from paceline.training.loop import train
-from paceline.training.requests import Signals, Wishes
+from paceline.training.requests import Requests
 from paceline.training.save import to_keep
 from paceline.training.session import take_up
 from paceline.training.state import State, begin, fresh, restore, set_network, to_files
@@ -178,7 +177,7 @@ def open_run(plan: Plan, folder: Path) -> tuple[Run, State, Loader]:
 def trained(plan: Plan, folder: Path) -> tuple[Run, State, Loader]:
     """A whole run in this process."""
     run, state, loader = open_run(plan, folder)
-    assert train(plan, WORLD, run, state, loader, Sink(), Wishes(WORLD, Signals(), None))
+    assert train(plan, WORLD, run, state, loader, Sink(), Requests(WORLD))
     return run, state, loader
 
 

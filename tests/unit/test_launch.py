@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -154,3 +156,17 @@ def test_the_memory_of_a_container_is_its_limit(
     monkeypatch.setattr(Path, "exists", lambda path: True)
     monkeypatch.setattr(Path, "read_text", limited)
     assert machine.this_machine().memory == (expected or total)
+
+
+def test_launching_leaves_this_process_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from paceline.world import start_replicas
+
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "tell.py").write_text("import os, pathlib, sys\npathlib.Path(sys.argv[1] + os.environ['RANK']).touch()")
+    environment, level = dict(os.environ), logging.root.manager.disable
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    assert start_replicas(2, ["tell", str(tmp_path / "came")]) == 0
+    assert {path.name for path in tmp_path.glob("came*")} == {"came0", "came1"}
+    assert dict(os.environ) == environment
+    assert logging.root.manager.disable == level
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers

@@ -22,7 +22,6 @@ from paceline.model.norm import BatchNormAct
 from paceline.model.whole import Whole
 from paceline.planning import Plan
 from paceline.training.loop import update
-from paceline.training.requests import Signals, Wishes
 from paceline.training.state import State, begin, fresh
 from paceline.world import World
 
@@ -84,9 +83,8 @@ def shares(plan: Plan) -> Iterator[list[MicroBatch]]:
 
 
 def train(plan: Plan, state: State, steps: int) -> None:
-    wishes = Wishes(WORLD, Signals(), None)
     for _, share in zip(range(steps), shares(plan), strict=False):
-        update(plan, WORLD, state, share, wishes)
+        update(plan, WORLD, state, share)
 
 
 def snapshot(module: nn.Module) -> dict[str, Tensor]:
@@ -310,7 +308,7 @@ def test_chance_is_at_work_where_nothing_changes() -> None:
         made = []
         for first in (0, 0, 1000):
             whole.chances.draw(first + torch.arange(4))
-            made.append(whole._scores(whole._pixels.plain(batch.images)))
+            made.append(whole._scores(whole.augment.normalize(batch.images)))
         assert [len(scores) for scores in made] == [heads] * 3
         for one, same, other in zip(*made, strict=True):
             assert torch.equal(one, same)

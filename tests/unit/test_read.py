@@ -271,7 +271,7 @@ def test_a_number_of_very_many_digits_is_one_short_line(key: str, digits: int) -
 
 
 def test_a_section_for_another_file_is_sent_there() -> None:
-    tree = parse(SMALL + "on: {precision: 16.32}\n", "test.yaml")
+    tree = parse(SMALL + "on: {precision: bf16}\n", "test.yaml")
     with pytest.raises(SpecError) as caught:
         build(Recipe, tree, ["on.precision"])
     assert str(caught.value) == (

@@ -198,9 +198,7 @@ def test_a_plan_that_somebody_edited_is_checked_like_any_page(tmp_path: Path) ->
     line = next(number for number, text in enumerate(page.splitlines(), 1) if text.startswith("  epochs:"))
     with pytest.raises(SpecError) as caught:
         stored_plan(tmp_path)
-    assert str(caught.value).startswith(
-        f"{tmp_path / PLAN}:{line}: recipe: recipe has no 'epoch'; did you mean 'epochs'?"
-    )
+    assert str(caught.value).startswith(f"{tmp_path / PLAN}:{line}: recipe has no 'epoch'; did you mean 'epochs'?")
 
 
 def test_the_numbers_of_a_plan_are_its_arithmetic() -> None:
@@ -219,7 +217,7 @@ def test_a_start_says_what_arithmetic_has_changed_since_the_last_one() -> None:
     before: list[Row] = [{"kind": "start", **first}, {"kind": "report", "step": 5}]
     plan = make_plan("on.cpu_threads=1", "on.precision=fp64", "on.micro_batch=4", "on.keep_last=9")
     again = start_row(plan, machine, 5, before)
-    assert again["arithmetic_changed"] == {"precision": ["fp32", "fp64"]}
+    assert again["arithmetic_changed"] == {"precision": ["fp32", "fp64"], "weights": ["fp32", "fp64"]}
     assert again["step"] == 5
     assert {"paceline", "python", "torch", "numpy"} <= again["versions"].keys()
     assert again["placement"]["micro_batch"] == 4

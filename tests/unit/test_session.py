@@ -19,7 +19,7 @@ from paceline.sink import Sink
 from paceline.sink.console import Terminal
 from paceline.training.loop import train
 from paceline.training.messages import say_goodbye, say_hello, too_large
-from paceline.training.requests import Signals, Stopped, Wishes
+from paceline.training.requests import Requests, Signals, Stopped
 from paceline.training.session import take_up
 from paceline.training.state import fresh
 from paceline.world import World
@@ -51,7 +51,7 @@ class Impatient(Sink):
 def go_on(plan: Plan, run: Run, sink: Sink, signals: Signals) -> bool:
     state = take_up(plan, WORLD, run)
     loader = open_loader(plan, None, 0, WORLD.device)
-    return train(plan, WORLD, run, state, loader, sink, Wishes(WORLD, signals, None))
+    return train(plan, WORLD, run, state, loader, sink, Requests(WORLD, signals))
 
 
 @pytest.mark.parametrize("every", ["1 epoch", "1 step"])
@@ -107,7 +107,7 @@ def test_a_run_says_what_it_trains_and_what_came_out(run: Run) -> None:
     say_hello(plan, run, fresh(plan, WORLD), console)
     say_goodbye(plan, run, plan.steps, True, console)
     said = out.getvalue()
-    assert said.startswith("resnet8 (74,900 parameters) on generated: 96 images of 4 classes, for 6 steps of 16, 32.32")
+    assert said.startswith("resnet8 (74,900 parameters) on generated: 96 images of 4 classes, for 6 steps of 16, fp32")
     assert "top-1" in said
     assert "top-5" not in said  # of four classes the right one is always among five
     assert f"Next: paceline validate '{run.folder}'" in said

@@ -22,7 +22,6 @@ from paceline.settings.model import Vgg
 from paceline.settings.optimizer import Lamb, Lars
 from paceline.training.evaluate import evaluate
 from paceline.training.loop import update
-from paceline.training.requests import Signals, Wishes
 from paceline.training.state import fresh
 from paceline.world import World
 
@@ -70,7 +69,7 @@ def test_a_recipe_trains_two_steps_and_is_judged(name: str) -> None:
     losses = []
     with closing(loader.training(0)) as shares:
         for _ in range(2):
-            update(plan, WORLD, state, next(shares), Wishes(WORLD, Signals(), None))
+            update(plan, WORLD, state, next(shares))
             losses.append(float(state.last[0]) / plan.global_batch)
     assert state.step == 2
     assert not state.bad_steps()

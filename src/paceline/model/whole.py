@@ -6,15 +6,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.augment.mix import draw
-from paceline.augment.mix_pixels import mix
-from paceline.augment.pipeline import Pixels
+from paceline.augment.pipeline import Augmentation
 from paceline.data.load.batches import MicroBatch
+from paceline.device import float_dtype
 from paceline.model.build import build_network
 from paceline.model.dropout import Chances
 from paceline.model.loss import make_loss
@@ -34,7 +32,7 @@ class Whole:
 
     def __init__(self, plan: Plan, world: World) -> None:
         self.plan, self.device = plan, world.device
-        self.dtype = torch.float64 if plan.placement.precision == "fp64" else torch.float32
+        self.dtype = float_dtype(plan)
         module = build_network(plan.recipe, plan.facts)
         self.module = module.to(world.device, self.dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.half = torch.float16 if plan.placement.precision == "fp16" else torch.bfloat16
@@ -53,8 +51,7 @@ class Whole:
         forward = recomputing(self.module.cut(plan.recomputed)) if plan.recomputed else self.module
         self._forward: Callable[[Tensor], Any] = torch.compile(forward) if plan.placement.compile else forward
         self._auxiliary: float = getattr(plan.recipe.model, "auxiliary", 0.0)
-        self._pixels = Pixels(plan, world.device, self.dtype)
-        self._places = torch.arange(plan.micro_batch, device=world.device)
+        self.augment = Augmentation(plan, world.device)
         self._loss = make_loss(plan.recipe.loss, plan.facts.classes)
 
     def learn(self, share: list[MicroBatch], scale: Tensor | None = None) -> Tensor:
@@ -66,7 +63,8 @@ class Whole:
             self.module.train()
         for number, batch in enumerate(share):
             self.statistics.turn(number)
-            self.chances.draw(batch.first + self._places)
+            assert batch.positions is not None
+            self.chances.draw(batch.positions)
             images, labels, weights = self._mixed(batch)
             scores, *auxiliary = self._scores(images)
             loss = self._loss(scores, labels, weights)
@@ -86,27 +84,27 @@ class Whole:
             self.module.train()
         for number, batch in enumerate(share):
             self.statistics.turn(number)
-            self.chances.draw(batch.first + self._places)
+            assert batch.positions is not None
+            self.chances.draw(batch.positions)
             self._scores(self._mixed(batch)[0])
 
-    def share(self, world: World, tally: Tensor, wishes: Tensor | None) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        """Add up gradients, norm sums, tally and wishes over the replicas in one exchange."""
+    def all_reduce(self, world: World, tally: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Sum gradients, norm sums and the tally over the replicas."""
         sums = self.statistics.collect()
         if world.replicas == 1:
-            return sums, tally, wishes
-        assert wishes is not None
+            return sums, tally
         for parameter in self.parameters:
             if parameter.grad is None:  # no micro-batch in the last round: this replica adds zeros
                 parameter.grad = torch.zeros_like(parameter, dtype=self.dtype)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        tail = [tally, wishes] if sums is None else [sums, tally, wishes]
+        tail = [tally] if sums is None else [sums, tally]
         row = world.all_reduce(torch.cat([g.reshape(-1) for g in gradients] + tail))
         pieces = list(row.split([g.numel() for g in gradients] + [len(t) for t in tail]))
-        wishes, tally = pieces.pop(), pieces.pop()
+        tally = pieces.pop()
         sums = None if sums is None else pieces.pop()
         shaped = [piece.view(g.shape) for piece, g in zip(pieces, gradients, strict=True)]
         torch._foreach_copy_(gradients, shaped)
-        return sums, tally, wishes
+        return sums, tally
 
     def fingerprint(self) -> Tensor:
         """A whole number that another bit in any weight would most likely change."""
@@ -130,7 +128,7 @@ class Whole:
         """Loss, top-1 and top-5 hits and number of the real images of a batch, summed in float64 where there is one."""
         if self.module.training:
             self.module.eval()
-        images = self._pixels.plain(batch.images)
+        images = self.augment.normalize(batch.images)
         (scores,) = self._scores(images)
         if self.plan.recipe.evaluate.flip:
             scores = (scores + self._scores(images.flip(3))[0]) / 2
@@ -153,13 +151,8 @@ class Whole:
     def _mixed(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Images as the recipe changes and mixes them, their labels, and the weights of the labels where there are
         several."""
-        images, recipe = self._pixels.changed(batch.images, batch.first), self.plan.recipe
-        if not recipe.mix.active:
-            return images, batch.labels, None
-        positions = np.arange(batch.first, batch.first + len(images), dtype=np.int64)
-        drawn = torch.from_numpy(draw(recipe, positions, images.shape[2]))
-        drawn = drawn.pin_memory() if self.device.type == "cuda" else drawn
-        return mix(images, batch.labels, drawn.to(self.device, self.dtype, non_blocking=True), recipe.mix.block)
+        assert batch.draws is not None
+        return self.augment(self.augment.prepare(batch.images, batch.draws), batch.labels, batch.draws)
 
     def _scores(self, images: Tensor) -> list[Tensor]:
         """One row of class scores for each image, from the last head first."""

@@ -13,7 +13,7 @@ from safetensors.torch import load as tensors_from
 from safetensors.torch import save as tensors_to
 
 from paceline import checkpoint
-from paceline.data.load.batches import Loader
+from paceline.data.load.loader import Loader
 from paceline.errors import RunError
 from paceline.model.whole import exact
 from paceline.optim.averages import Tensors, blend

@@ -6,12 +6,12 @@ from contextlib import closing
 
 import torch
 
-from paceline.data.load.batches import Loader
+from paceline.data.load.loader import Loader
 from paceline.model.whole import JUDGMENT, Whole, exact
 from paceline.planning import Plan
 from paceline.record import Run
 from paceline.sink import Sink
-from paceline.training.requests import Stopped, Wishes
+from paceline.training.requests import Requests, Stopped
 from paceline.training.state import State
 from paceline.world import World
 
@@ -20,15 +20,15 @@ Judgment = dict[str, float | int]
 
 
 def judge(
-    plan: Plan, world: World, state: State, loader: Loader, sink: Sink | None = None, wishes: Wishes | None = None
+    plan: Plan, world: World, state: State, loader: Loader, sink: Sink | None = None, requests: Requests | None = None
 ) -> Judgment:
     """Accuracy of what a run has made so far: its averaged weights where there is an average, else its weights."""
     if state.average is None:
-        return evaluate(plan, world, state.network, loader, sink, wishes)
+        return evaluate(plan, world, state.network, loader, sink, requests)
     if not state.average.begun(state.step):
-        return evaluate(plan, world, state.network, loader, sink, wishes) | {"averaged": False}
+        return evaluate(plan, world, state.network, loader, sink, requests) | {"averaged": False}
     with state.average.shown():
-        return evaluate(plan, world, state.network, loader, sink, wishes) | {"averaged": True}
+        return evaluate(plan, world, state.network, loader, sink, requests) | {"averaged": True}
 
 
 def owes_judgment(plan: Plan, world: World, run: Run, step: int) -> bool:
@@ -40,14 +40,14 @@ def owes_judgment(plan: Plan, world: World, run: Run, step: int) -> bool:
 
 
 def evaluate(
-    plan: Plan, world: World, network: Whole, loader: Loader, sink: Sink | None = None, wishes: Wishes | None = None
+    plan: Plan, world: World, network: Whole, loader: Loader, sink: Sink | None = None, requests: Requests | None = None
 ) -> Judgment:
     """Mean loss, top-1 and top-5 accuracy of the network as it is; Stopped where a signal comes before the end."""
     sums = torch.zeros(len(JUDGMENT) + 1, dtype=exact(world.device), device=world.device)
     seen = 0
     with closing(loader.validation()) as batches:
         for batch in batches:
-            if wishes and wishes.urgent:
+            if requests and requests.urgent:
                 sums[-1] = 1  # the others hear of it with the sums, when they come to the end or leave too
                 break
             sums[:-1] += network.judge(batch)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from contextlib import closing
 
+import torch
+
 from paceline import schedule
-from paceline.data.load.batches import Loader, MicroBatch
+from paceline.data.load.batches import MicroBatch
+from paceline.data.load.loader import Loader
 from paceline.planning import Plan
 from paceline.record import Run
 from paceline.sink import Sink
 from paceline.training.evaluate import judge, owes_judgment
 from paceline.training.reports import Clock
-from paceline.training.requests import Wishes
+from paceline.training.requests import Requests
 from paceline.training.save import heed_bad_steps, save, saved_if_cut_off
 from paceline.training.state import State, compare_replicas
 from paceline.world import World
 
 
-def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink: Sink, wishes: Wishes) -> bool:
+def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink: Sink, requests: Requests) -> bool:
     """Train from where `state` stands to the end of the plan; False when asked to stop before."""
     reports = plan.rhythm(plan.recipe.report)
     judgments = plan.rhythm(plan.recipe.evaluate.every, plan.recipe.evaluate.offset)
@@ -26,7 +29,7 @@ def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink
 
     def validate() -> None:
         with clock.pause(), saved_if_cut_off(plan, run, state):
-            row = judge(plan, world, state, loader, sink, wishes)
+            row = judge(plan, world, state, loader, sink, requests)
         sink.validation(run.write("validation", **clock.validation(state.step, row)))
 
     if state.step == 0:
@@ -34,11 +37,12 @@ def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink
     elif owes_judgment(plan, world, run, state.step):
         validate()
     with closing(loader.training(state.step)) as shares:
-        while state.step < plan.steps and not wishes.stop:
+        while state.step < plan.steps and not requests.stop:
             with saved_if_cut_off(plan, run, state):
                 with clock.waiting():
                     share = next(shares)
-                update(plan, world, state, share, wishes)
+                update(plan, world, state, share)
+                requests.exchange(state.step)
             sink.step(state.step)
 
             last = state.step == plan.steps
@@ -51,26 +55,25 @@ def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink
             if last or judgments.due(state.step):
                 validate()
             planned = (saves and saves.due(state.step)) or state.step in plan.averaged_steps
-            if last or planned or wishes.save or wishes.stop:
+            if last or planned or requests.save or requests.stop:
                 with clock.pause():
                     save(plan, run, state)
     return state.step == plan.steps
 
 
-def update(plan: Plan, world: World, state: State, share: list[MicroBatch], wishes: Wishes) -> None:
+def update(plan: Plan, world: World, state: State, share: list[MicroBatch]) -> None:
     """One optimizer step over this replica's share of the global batch."""
-    network = state.network
-    scale = state.scale.now(state.step)
+    network, scale = state.network, state.scale.now(state.step)
     tally = network.learn(share, scale)  # forward and backward, leaving summed gradients
-    sums, tally, heard = network.share(world, tally, wishes.ask(tally.dtype))  # added up over the replicas
+    sums, tally = network.all_reduce(world, tally)
     bad = network.bad(sums)  # decided on the device: a step that is not finite changes nothing
-    divisor = network.divisor if scale is None else network.divisor * scale
-    state.optimizer.step(schedule.lr(plan, state.step), divisor, bad, state.step)
-    state.scale.heed(bad)
+    lr = state.tally.new_full((), schedule.lr(plan, state.step))  # tensors, so that a CUDA graph can hold the step
+    divisor = scale.to(lr.dtype) * plan.global_batch
+    state.optimizer.step(lr, divisor, bad, torch.full((), state.step, device=world.device))
+    state.scale.update(bad)
     network.statistics.settle(sums, plan.norm_total, bad)
     state.last.copy_(tally)
     state.tally += state.last
-    wishes.hear(heard)
     state.step += 1
     state.count(bad)
     if state.average:

@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from paceline import checkpoint
 from paceline.data.index.scan import open_index
 from paceline.data.load.loader import open_loader
-from paceline.data.load.order import share, training_order
+from paceline.data.load.order import micro_batch_positions, training_order
 from paceline.errors import RunError, UserError
 from paceline.model.norm import BatchNormAct
 from paceline.planning import Plan
 from paceline.record import Run
 from paceline.settings.data import Files
 from paceline.training.loop import update
-from paceline.training.requests import Signals, Wishes
 from paceline.training.restore import Tell
 from paceline.training.state import State, begin, fresh, restore
 from paceline.world import World
@@ -52,13 +51,14 @@ def repeat(plan: Plan, world: World, run: Run, data: Path | None, step: int, tel
     state = fresh(plan, world)
     from_checkpoint = _take_up_before(plan, run, state, step, tell)
     start, scale = state.step, state.scale
-    wishes = Wishes(world, Signals(), None)
     with closing(open_loader(plan, data, world.replica, world.device).training(start)) as shares:
         while state.step < step - 1:
-            update(plan, world, state, next(shares), wishes)
+            update(plan, world, state, next(shares))
         watch = Watch(state.network.module)
         batches = next(shares)
-        numbers = [training_order(plan).images(part).tolist() for part in share(plan, step - 1, world.replica)]
+        numbers = [
+            training_order(plan).images(part).tolist() for part in micro_batch_positions(plan, step - 1, world.replica)
+        ]
         loss, statistics = 0.0, None
         for number, batch in enumerate(batches):
             watch.micro_batch = number

@@ -1,40 +1,49 @@
-"""What one replica's signal or clock asks for, and all replicas then do after the same step."""
+"""Requests to stop or to save, which a signal or a clock makes on one replica and all replicas follow after the same
+step."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections import deque
 from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from paceline.world import World
+from paceline.world import Work, World
 
-STOP, SAVE = range(2)
+LAG = 4
+"""Steps between a request and its fulfillment among several replicas, so that no step waits for the network."""
 
 
 class Stopped(Exception):
     """A signal came to some replica in the middle of a validation, and all have left it."""
 
 
-LAG = 4
-"""Steps between a wish and its fulfillment on an accelerator, so that reading it never waits for the device."""
-
-
 class Signals:
-    """SIGTERM and SIGINT as a wish to stop; a second one exits at once."""
+    """Takes SIGTERM and SIGINT as a request to stop while it is entered; a second one exits at once.
+
+    Only the main thread of a process can listen to signals; in any other thread nothing is taken over.
+    """
 
     def __init__(self) -> None:
         self.stop = False
         self._first_at = 0.0
+        self._previous: dict[int, Any] = {}
 
-    def listen(self) -> None:
-        """Take over the two signals; the handler only sets a flag."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, previous in self._previous.items():
+            signal.signal(number, previous or signal.SIG_DFL)  # None: not set from Python
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()
@@ -44,66 +53,68 @@ class Signals:
         self.stop = True
 
 
-class Wishes:
-    """Stop (a signal came) and save (the clock says so).
+class _Exchange(NamedTuple):
+    """The requests of a step on their way."""
 
-    Wishes travel with the gradients: every replica sees the same sum for the same step. On an accelerator the sum of
-    LAG steps ago is read, which has long arrived.
+    step: int
+    counts: Tensor
+    """How many replicas ask to stop, and how many to save, once `work` is done."""
+    work: Work
+    event: torch.cuda.Event | None
+
+
+class Requests:
+    """Stop (a signal came to some replica) and save (the first replica's clock says so).
+
+    Each step sends two numbers over the host's own group, and reads those of LAG steps ago. All replicas read the same
+    sums after the same step. On an accelerator each first waits for that earlier step to be done, so that no host runs
+    far ahead of its device.
     """
 
-    def __init__(self, world: World, signals: Signals, save_seconds: float | None) -> None:
-        self._world, self._signals, self._seconds = world, signals, save_seconds
+    def __init__(self, world: World, signals: Signals | None = None, save_seconds: float | None = None) -> None:
+        self._world, self._signals, self._seconds = world, signals or Signals(), save_seconds
         self._saved_at = time.monotonic()
-        self._coming: deque[tuple[Tensor, torch.cuda.Event]] = deque()
-        self._granted = [False, False]
-
-    def _asked(self) -> list[bool]:
-        save = self._seconds is not None and self._world.first and time.monotonic() - self._saved_at >= self._seconds
-        if save:
-            self._saved_at = time.monotonic()
-        return [self._signals.stop, save]
-
-    def ask(self, dtype: torch.dtype) -> Tensor | None:
-        """This step's wishes, to be added up over the replicas; None where there is nobody to agree with."""
-        asked = self._asked()
-        if self._world.replicas == 1:
-            self._granted = asked
-            return None
-        wishes = torch.zeros(2, dtype=dtype, device=self._world.device)
-        for which in range(2):
-            if asked[which]:
-                wishes[which] = 1
-        return wishes
-
-    def hear(self, summed: Tensor | None) -> None:
-        """Take in the sum over all replicas."""
-        if summed is None:
-            return
-        if summed.device.type != "cuda":
-            self._granted = [wish > 0 for wish in summed.tolist()]
-            return
-        copy = torch.empty(2, dtype=summed.dtype, pin_memory=True)
-        copy.copy_(summed, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        self._coming.append((copy, event))
-        self._granted = [False, False]
-        if len(self._coming) > LAG:
-            copy, event = self._coming.popleft()
-            event.synchronize()
-            self._granted = [wish > 0 for wish in copy.tolist()]
+        self._exchanges: deque[_Exchange] = deque()
+        self.stop = False
+        """Whether all replicas end after this step."""
+        self.save = False
+        """Whether all replicas save after this step."""
 
     @property
     def urgent(self) -> bool:
-        """A signal came to this replica, though perhaps to no other."""
+        """Whether a signal came to this replica, though perhaps to no other."""
         return self._signals.stop
 
-    @property
-    def stop(self) -> bool:
-        """All replicas end after this step."""
-        return self._granted[STOP]
+    def exchange(self, step: int) -> None:
+        """Send this replica's requests after a step, and set `stop` and `save` to what all have agreed on by now."""
+        if self._world.replicas == 1:
+            self.stop, self.save = self.urgent, self._save_is_due()
+            return
+        counts = torch.tensor([self.urgent, self._save_is_due()], dtype=torch.int32)
+        event = torch.cuda.Event() if self._world.device.type == "cuda" else None
+        if event:
+            event.record()
+        self._exchanges.append(_Exchange(step, counts, self._world.all_reduce_on_host(counts), event))
+        self.stop = self.save = False
+        if self._exchanges[0].step <= step - LAG:
+            self.stop, self.save = self._receive()
 
-    @property
-    def save(self) -> bool:
-        """All replicas save after this step."""
-        return self._granted[SAVE]
+    def drain(self) -> None:
+        """Receive what is still on its way, after the last step of all replicas."""
+        while self._exchanges:
+            self._receive()
+
+    def _receive(self) -> tuple[bool, bool]:
+        oldest = self._exchanges.popleft()
+        if oldest.event:
+            oldest.event.synchronize()
+        oldest.work.wait()
+        stop, save = oldest.counts.tolist()
+        return stop > 0, save > 0
+
+    def _save_is_due(self) -> bool:
+        now = time.monotonic()
+        due = self._seconds is not None and self._world.first and now - self._saved_at >= self._seconds
+        if due:
+            self._saved_at = now
+        return due

@@ -25,7 +25,7 @@ from paceline.training.advice import Advice
 from paceline.training.averaging import conclude
 from paceline.training.loop import train
 from paceline.training.messages import say_goodbye, say_hello, too_large
-from paceline.training.requests import Signals, Stopped, Wishes
+from paceline.training.requests import Requests, Signals, Stopped
 from paceline.training.state import State, begin, fresh, restore
 from paceline.world import World, init_world
 
@@ -34,19 +34,18 @@ def work(plan: Plan, launch: Launch | None, machine: Machine, folder: Path, data
     """Train or go on training in a run folder; gives the exit status."""
     settle_torch(plan)
     world = init_world(plan, launch)
-    signals = Signals()
-    signals.listen()
     run = Run(folder, writer=world.first)
-    try:
-        status = _train(plan, world, run, machine, data, console, signals)
-    except (UserError, torch.OutOfMemoryError) as fault:
-        told = fault if isinstance(fault, UserError) else Broken(too_large(plan))
-        _note_failure(run, told)
-        raise told from None
-    finally:
-        run.close()
-    world.barrier()  # a launcher may stop the others once one has left, and the first may still be writing
-    world.close()
+    with Signals() as signals:
+        try:
+            status = _train(plan, world, run, machine, data, console, signals)
+        except (UserError, torch.OutOfMemoryError) as fault:
+            told = fault if isinstance(fault, UserError) else Broken(too_large(plan))
+            _note_failure(run, told)
+            raise told from None
+        finally:
+            run.close()
+        world.barrier()  # a launcher may stop the others once one has left, and the first may still be writing
+        world.close()
     return status
 
 
@@ -77,7 +76,7 @@ def _train(
         return 0
     loader = open_loader(plan, data, world.replica, world.device, run.folder)
     seconds = plan.placement.save
-    wishes = Wishes(world, signals, float(seconds.amount) if seconds.unit == "seconds" else None)
+    requests = Requests(world, signals, float(seconds.amount) if seconds.unit == "seconds" else None)
     if run.writer:
         say_hello(plan, run, state, console)
         start = run.write("start", **start_row(plan, machine, state.step, before))
@@ -92,7 +91,8 @@ def _train(
             sink = Several(terminal, Csv(run.folder, before, state.step), advice)
         done = False
         with suppress(Stopped):
-            done = train(plan, world, run, state, loader, sink, wishes)
+            done = train(plan, world, run, state, loader, sink, requests)
+        requests.drain()
     if done:
         conclude(plan, world, run, state, loader)
     run.write("end" if done else "interrupted", step=state.step)

@@ -23,7 +23,6 @@ from paceline.launch import Launch
 from paceline.planning import Plan
 from paceline.record import Run
 from paceline.training.loop import update
-from paceline.training.requests import Signals, Wishes
 from paceline.training.save import save
 from paceline.training.session import settle_torch, take_up
 from paceline.world import init_world
@@ -98,12 +97,11 @@ def _run(plan: Plan, launch: Launch, folder: Path, data: Path | None, steps: int
     run = Run(folder, writer=world.first)
     state = take_up(plan, world, run)
     loader = open_loader(plan, data, world.replica, world.device)
-    wishes = Wishes(world, Signals(), None)
     shares = loader.training(state.step)
     path = folder / "losses.json"
     losses: dict[str, Any] = json.loads(path.read_text()) if path.is_file() and state.step else {}
     while state.step < steps:
-        update(plan, world, state, next(shares), wishes)
+        update(plan, world, state, next(shares))
         losses[str(state.step)] = float(state.last[0]) / plan.global_batch
         if world.first:
             _write_whole(path, losses)
