@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.errors import DataError
-from paceline.settings import build
+from paceline.settings.build import build
 from paceline.settings.data import Files
+from paceline.settings.read import override, parse
 
 
 def read_settings(words: list[str]) -> Files:
     """The settings of a data set from KEY=VALUE words, as a recipe's `data` has them."""
-    tree = build.read("{name: images}", "data")
+    tree = parse("{name: images}", "data")
     for word in words:
-        build.override(tree, word.removeprefix("data."), Files)
-    return build.build(Files, tree)
+        override(tree, word.removeprefix("data."), Files)
+    return build(Files, tree)
 
 
 def existing_folder(source: Path) -> Path:
