@@ -33,7 +33,7 @@ def run(plan: Plan, folder: pytest.TempPathFactory, waits: str = "default") -> S
         for _ in range(STEPS):
             share = next(shares)
             torch.cuda.set_sync_debug_mode(waits if state.step else "default")
-            update(plan, world, state, share)
+            update(plan, state, share)
             torch.cuda.set_sync_debug_mode("default")
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -84,7 +84,7 @@ def shares(plan: Plan) -> Iterator[list[MicroBatch]]:
 
 def train(plan: Plan, state: State, steps: int) -> None:
     for _, share in zip(range(steps), shares(plan), strict=False):
-        update(plan, WORLD, state, share)
+        update(plan, state, share)
 
 
 def snapshot(module: nn.Module) -> dict[str, Tensor]:

@@ -203,7 +203,7 @@ def test_a_factor_multiplies_the_steps_of_a_whole_block_of_a_network() -> None:
         begin(state, plan)
         before = {name: weight.detach().clone() for name, weight in state.network.module.named_parameters()}
         share = next(open_loader(plan, None, 0, world.device).training(0))
-        update(plan, world, state, share)
+        update(plan, state, share)
         moved.append({name: p.detach() - before[name] for name, p in state.network.module.named_parameters()})
     factors = {"head": 10.0, "stage2/unit1": 0.25, "stem": 0.0}
     for name, by in moved[0].items():

@@ -173,10 +173,9 @@ def test_the_host_reads_no_number_in_a_step(optimizer: str, clip: str) -> None:
 
 def advance(plan: Plan, state: State, count: int) -> dict[str, Tensor]:
     """Train for some steps; gives every tensor that is then there."""
-    world = World(CPU)
     shares = open_loader(plan, None, 0, CPU).training(state.step)
     for _ in range(count):
-        update(plan, world, state, next(shares))
+        update(plan, state, next(shares))
     shares.close()
     named = dict(state.network.module.state_dict()) | state.optimizer.tensors()
     return {name: tensor.detach().clone() for name, tensor in named.items()}

@@ -143,7 +143,7 @@ def test_it_trains_a_step_and_validates(built: Built) -> None:
     before = {name: tensor.clone() for name, tensor in built.network.state_dict().items()}
     loader = open_loader(plan, None, 0, WORLD.device)
     with closing(loader.training(0)) as shares:
-        update(plan, WORLD, state, next(shares))
+        update(plan, state, next(shares))
     assert not state.bad_steps()
     assert 0 < state.last[0] / IMAGES < 100
     for name, tensor in built.network.state_dict().items():

@@ -69,7 +69,7 @@ def test_a_recipe_trains_two_steps_and_is_judged(name: str) -> None:
     losses = []
     with closing(loader.training(0)) as shares:
         for _ in range(2):
-            update(plan, WORLD, state, next(shares))
+            update(plan, state, next(shares))
             losses.append(float(state.last[0]) / plan.global_batch)
     assert state.step == 2
     assert not state.bad_steps()

@@ -17,6 +17,7 @@ from paceline.augment.pipeline import Pixels
 from paceline.data.load.batches import MicroBatch
 from paceline.model.build import build_network
 from paceline.model.dropout import Chances
+from paceline.model.exchange import GradientBuckets
 from paceline.model.loss import make_loss
 from paceline.model.network import recomputing
 from paceline.model.norm import Statistics
@@ -50,6 +51,7 @@ class Whole:
         self._one = torch.ones((), device=world.device)
         self.divisor = torch.tensor(float(plan.global_batch), device=world.device)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
+        self._buckets = GradientBuckets(self.parameters, world, self.dtype)
         forward = recomputing(self.module.cut(plan.recomputed)) if plan.recomputed else self.module
         self._forward: Callable[[Tensor], Any] = torch.compile(forward) if plan.placement.compile else forward
         self._auxiliary: float = getattr(plan.recipe.model, "auxiliary", 0.0)
@@ -68,11 +70,12 @@ class Whole:
             self.statistics.turn(number)
             self.chances.draw(batch.first + self._places)
             images, labels, weights = self._mixed(batch)
-            scores, *auxiliary = self._scores(images)
-            loss = self._loss(scores, labels, weights)
-            for other in auxiliary:
-                loss = loss + self._auxiliary * self._loss(other, labels, weights)
-            (loss if scale is None else loss * scale).backward()
+            with self._buckets.micro_batch(last=number == len(share) - 1):
+                scores, *auxiliary = self._scores(images)
+                loss = self._loss(scores, labels, weights)
+                for other in auxiliary:
+                    loss = loss + self._auxiliary * self._loss(other, labels, weights)
+                (loss if scale is None else loss * scale).backward()
             losses.append(loss.detach())
             hits.append((scores.detach().argmax(1) == batch.labels).sum(dtype=self.dtype))
         if not share:
@@ -89,23 +92,13 @@ class Whole:
             self.chances.draw(batch.first + self._places)
             self._scores(self._mixed(batch)[0])
 
-    def all_reduce(self, world: World, tally: Tensor) -> tuple[Tensor | None, Tensor]:
+    def all_reduce(self, tally: Tensor) -> tuple[Tensor | None, Tensor]:
         """Sum gradients, norm sums and the tally over the replicas."""
         sums = self.statistics.collect()
-        if world.replicas == 1:
-            return sums, tally
-        for parameter in self.parameters:
-            if parameter.grad is None:  # no micro-batch in the last round: this replica adds zeros
-                parameter.grad = torch.zeros_like(parameter, dtype=self.dtype)
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        tail = [tally] if sums is None else [sums, tally]
-        row = world.all_reduce(torch.cat([g.reshape(-1) for g in gradients] + tail))
-        pieces = list(row.split([g.numel() for g in gradients] + [len(t) for t in tail]))
-        tally = pieces.pop()
-        sums = None if sums is None else pieces.pop()
-        shaped = [piece.view(g.shape) for piece, g in zip(pieces, gradients, strict=True)]
-        torch._foreach_copy_(gradients, shaped)
-        return sums, tally
+        if sums is None:
+            return None, self._buckets.finish(tally)
+        row = self._buckets.finish(torch.cat([sums, tally]))
+        return row[: len(sums)], row[len(sums) :]
 
     def fingerprint(self) -> Tensor:
         """A whole number that another bit in any weight would most likely change."""

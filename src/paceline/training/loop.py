@@ -38,7 +38,7 @@ def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink
             with saved_if_cut_off(plan, run, state):
                 with clock.waiting():
                     share = next(shares)
-                update(plan, world, state, share)
+                update(plan, state, share)
                 requests.exchange(state.step)
             sink.step(state.step)
 
@@ -58,12 +58,12 @@ def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink
     return state.step == plan.steps
 
 
-def update(plan: Plan, world: World, state: State, share: list[MicroBatch]) -> None:
+def update(plan: Plan, state: State, share: list[MicroBatch]) -> None:
     """One optimizer step over this replica's share of the global batch."""
     network = state.network
     scale = state.scale.now(state.step)
     tally = network.learn(share, scale)  # forward and backward, leaving summed gradients
-    sums, tally = network.all_reduce(world, tally)
+    sums, tally = network.all_reduce(tally)
     bad = network.bad(sums)  # decided on the device: a step that is not finite changes nothing
     divisor = network.divisor if scale is None else network.divisor * scale
     state.optimizer.step(schedule.lr(plan, state.step), divisor, bad, state.step)

@@ -53,7 +53,7 @@ def repeat(plan: Plan, world: World, run: Run, data: Path | None, step: int, tel
     start, scale = state.step, state.scale
     with closing(open_loader(plan, data, world.replica, world.device).training(start)) as shares:
         while state.step < step - 1:
-            update(plan, world, state, next(shares))
+            update(plan, state, next(shares))
         watch = Watch(state.network.module)
         batches = next(shares)
         numbers = [training_order(plan).images(part).tolist() for part in share(plan, step - 1, world.replica)]

@@ -101,7 +101,7 @@ def _run(plan: Plan, launch: Launch, folder: Path, data: Path | None, steps: int
     path = folder / "losses.json"
     losses: dict[str, Any] = json.loads(path.read_text()) if path.is_file() and state.step else {}
     while state.step < steps:
-        update(plan, world, state, next(shares))
+        update(plan, state, next(shares))
         losses[str(state.step)] = float(state.last[0]) / plan.global_batch
         if world.first:
             _write_whole(path, losses)
