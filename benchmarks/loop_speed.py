@@ -81,7 +81,7 @@ class Bare:
     def __init__(self, plan: Plan, model: str, device: torch.device) -> None:
         pictures = open_source(plan, None).training
         self.images = (
-            F.pad(torch.tensor(pictures.pictures).permute(0, 3, 1, 2), (4, 4, 4, 4))
+            F.pad(torch.tensor(pictures.images).permute(0, 3, 1, 2), (4, 4, 4, 4))
             .permute(0, 2, 3, 1)
             .contiguous()
             .to(device)

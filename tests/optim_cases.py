@@ -83,6 +83,12 @@ def steps(weights: dict[str, nn.Parameter], count: int) -> Iterator[dict[str, Te
         yield summed
 
 
+def take_step(optimizer: Optimizer, lr: float, divisor: float, bad: Tensor = GOOD, step: int = 0) -> None:
+    """A step with everything it needs as tensors."""
+    wide = torch.float64
+    optimizer.step(torch.tensor(lr, dtype=wide), torch.tensor(divisor, dtype=wide), bad, torch.tensor(step))
+
+
 def plan_of(optimizer: str, *words: str, shapes: Shapes = FEW) -> Plan:
     """A plan for a network whose blocks are those of the parameters."""
     recipe = make_recipe(f"optimizer={optimizer}", *(word for word in words if not word.startswith("on.")))

@@ -17,7 +17,7 @@ from paceline.command import validate
 from paceline.command.resume import stored_job
 from paceline.data.index.locate import locate, to_judge
 from paceline.data.index.scan import open_index
-from paceline.data.load.image_files import listed
+from paceline.data.load.quarantine import quarantined
 from paceline.errors import DataError, RunError, SpecError
 from paceline.job import Job
 from paceline.record import Row, rows_of
@@ -163,7 +163,7 @@ def test_an_image_that_cannot_be_decoded_is_named(folder: Path, capsys: pytest.C
     said = capsys.readouterr()
     assert f"judged by a neighbor in its place: {broken.relative_to(folder / 'rest')}: " in said.err
     assert said.out.startswith(f"judged {len(list((folder / 'rest').rglob('*.*')))} images of {folder / 'rest'} on cpu")
-    assert not listed(folder / "run")
+    assert not quarantined(folder / "run")
 
 
 def test_every_format_gives_the_same_images_to_judge(tmp_path: Path) -> None:

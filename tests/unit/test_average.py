@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from conftest import make_plan
 from paceline import checkpoint
-from paceline.data.load.batches import Loader
-from paceline.data.load.loader import open_loader
+from paceline.data.load.loader import Loader, open_loader
 from paceline.errors import PlanError, RunError
 from paceline.model.norm import BatchNormAct
 from paceline.optim.averages import Average, blend
@@ -404,7 +403,7 @@ def seen_by_hand(plan: Plan, steps: int, start: int) -> dict[str, Tensor]:
             part.register_forward_pre_hook(lambda _, x, name=name: inputs.setdefault(name, []).append(x[0].clone()))
     shares = open_loader(plan, None, 0, WORLD.device).training(start)
     for _ in range(steps):
-        state.network.learn(next(shares))
+        state.network.forward_backward(next(shares))
     shares.close()
     assert plan.norm_batch is not None
     found = {}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from optim_cases import BAD, FEW, GOOD, parameters, plan_of, steps
+from optim_cases import BAD, FEW, parameters, plan_of, steps, take_step
 from paceline.optim.build import build_optimizer, decays, group
 from paceline.settings.optimizer import WeightDecay
 
@@ -31,7 +31,7 @@ def test_every_step_is_its_formula(
     expected = {name: weight.detach().clone() for name, weight in weights.items()}
     moved = {name: torch.zeros_like(weight) for name, weight in expected.items()}
     for summed, lr in zip(steps(weights, 6), (0.1, 0.2, 0.0, 0.05, 3.0, 0.1), strict=True):
-        ours.step(lr, torch.tensor(divisor), GOOD)
+        take_step(ours, lr, divisor)
         for name, weight in expected.items():
             gradient = summed[name] / divisor + decay * weight
             moved[name] = momentum * moved[name] + gradient
@@ -54,7 +54,7 @@ def test_a_rate_of_zero_moves_no_weight_but_gathers_momentum() -> None:
     before = {name: weight.detach().clone() for name, weight in weights.items()}
     ours = build_optimizer(weights.items(), plan_of("{name: sgd, lr: 0, momentum: 0.9}"))
     for summed in steps(weights, 1):
-        ours.step(0.0, torch.tensor(4.0), GOOD)
+        take_step(ours, 0.0, 4.0)
         assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
         for name, gradient in summed.items():
             assert torch.allclose(ours.tensors()[f"{name}.momentum"], gradient / 4, rtol=1e-12)
@@ -67,18 +67,18 @@ def test_a_bad_step_leaves_weights_and_momentum_alone(optimizer: str) -> None:
         weights.items(), plan_of(optimizer, "weight_decay.rate=0.1", "weight_decay.skip_names=[norm]")
     )
     for _ in steps(weights, 2):
-        ours.step(0.1, torch.tensor(2.0), GOOD)
+        take_step(ours, 0.1, 2.0)
     before = {name: tensor.detach().clone() for name, tensor in (*weights.items(), *ours.tensors().items())}
     for _ in steps(weights, 1):
         gradient = weights["dense.weight"].grad
         assert gradient is not None
         gradient[0, 1] = float("inf")
-        ours.step(0.1, torch.tensor(2.0), BAD)
+        take_step(ours, 0.1, 2.0, BAD)
     for name, tensor in (*weights.items(), *ours.tensors().items()):
         assert torch.equal(tensor, before[name])
     assert all(weight.grad is None for weight in weights.values())
     for _ in steps(weights, 1):
-        ours.step(0.1, torch.tensor(2.0), GOOD)
+        take_step(ours, 0.1, 2.0)
     assert not any(torch.equal(weight, before[name]) for name, weight in weights.items())
     assert all(torch.isfinite(weight).all() for weight in weights.values())
 
@@ -103,7 +103,7 @@ def test_weight_decay_leaves_out_what_it_is_told_to(names: str, dimensions: str,
     before = {name: weight.detach().clone() for name, weight in weights.items()}
     for weight in weights.values():
         weight.grad = torch.zeros_like(weight)
-    build_optimizer(weights.items(), plan).step(1.0, torch.tensor(1.0), GOOD)
+    take_step(build_optimizer(weights.items(), plan), 1.0, 1.0)
     for name, weight in weights.items():
         assert decays(plan.recipe.weight_decay, name, weight) == (name in decayed)
         assert torch.allclose(weight, before[name] * (0.75 if name in decayed else 1), rtol=1e-12)
@@ -123,7 +123,7 @@ def test_a_block_s_learning_rate_is_multiplied_by_its_factor(momentum: float, ne
     expected = {name: weight.detach().clone() for name, weight in weights.items()}
     moved = {name: torch.zeros_like(weight) for name, weight in expected.items()}
     for summed in steps(weights, 3):
-        ours.step(0.05, torch.tensor(4.0), GOOD)
+        take_step(ours, 0.05, 4.0)
         for name, weight in expected.items():
             gradient = summed[name] / 4 + (0 if "bias" in name else 0.02) * weight
             moved[name] = momentum * moved[name] + gradient
@@ -148,7 +148,7 @@ def test_a_factor_of_zero_keeps_a_block_where_it_is() -> None:
     before = {name: weight.detach().clone() for name, weight in weights.items()}
     ours = build_optimizer(weights.items(), plan_of("{name: sgd, lr: 1, momentum: 0.9}", "lr_factors.conv=0"))
     for _ in steps(weights, 2):
-        ours.step(0.1, torch.tensor(1.0), GOOD)
+        take_step(ours, 0.1, 1.0)
     assert [name for name, weight in weights.items() if torch.equal(weight, before[name])] == ["conv.weight"]
 
 
@@ -160,7 +160,7 @@ def test_parameters_that_stand_still_are_left_alone() -> None:
     assert "conv.weight.momentum" not in ours.tensors()
     for name, weight in weights.items():
         weight.grad = None if name == "conv.weight" else torch.ones_like(weight)
-    ours.step(0.1, torch.tensor(1.0), GOOD)
+    take_step(ours, 0.1, 1.0)
     assert torch.equal(weights["conv.weight"], before)
 
 

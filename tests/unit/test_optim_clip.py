@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optim_cases import GOOD, MANY, OPTIMIZERS, everything, parameters, plan_of, steps
+from optim_cases import MANY, OPTIMIZERS, everything, parameters, plan_of, steps, take_step
 from paceline.optim.build import build_optimizer, head
 
 LIMITS = {"value": 0.4, "norm": 2.0, "adaptive": 0.05}
@@ -47,8 +47,8 @@ def test_a_step_within_bounds_is_a_step_along_the_bounded_gradient(optimizer: st
         assert any(not torch.equal(bounded[name], mean[name]) for name in mean)
         for name, weight in other.items():
             weight.grad = bounded[name].clone()
-        ours.step(0.1, torch.tensor(3.0), GOOD)
-        free.step(0.1, torch.tensor(1.0), GOOD)
+        take_step(ours, 0.1, 3.0)
+        take_step(free, 0.1, 1.0)
         expected = everything(other, free)
         for name, tensor in everything(weights, ours).items():
             assert torch.allclose(tensor, expected[name], rtol=1e-11, atol=1e-12), name
@@ -61,7 +61,7 @@ def stepped(bounds: str, weights: dict[str, Tensor], gradients: dict[str, Tensor
     ours = build_optimizer(named.items(), plan_of("{name: sgd, lr: 1}", f"clip={bounds}", shapes=shapes))
     for name, parameter in named.items():
         parameter.grad = gradients[name].clone()
-    ours.step(1.0, torch.tensor(1.0), GOOD)
+    take_step(ours, 1.0, 1.0)
     return {name: weights[name] - parameter.detach() for name, parameter in named.items()}
 
 

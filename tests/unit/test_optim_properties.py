@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optim_cases import CLIPS, GOOD, MANY, OPTIMIZERS, everything, numbers, parameters, plan_of
+from optim_cases import CLIPS, MANY, OPTIMIZERS, everything, numbers, parameters, plan_of, take_step
 from paceline.optim.build import build_optimizer
 
 IMAGES = 12
@@ -33,7 +33,7 @@ def test_a_step_does_not_depend_on_how_its_gradient_was_gathered(
                 for part in images.split(shared):
                     gradient = part.sum(0)
                     weight.grad = gradient if weight.grad is None else weight.grad + gradient
-            ours.step(0.05, torch.tensor(float(IMAGES)), GOOD)
+            take_step(ours, 0.05, float(IMAGES))
         ends.append(everything(weights, ours))
     for name, tensor in ends[0].items():
         assert torch.allclose(tensor, ends[1][name], rtol=1e-12, atol=1e-12), name

@@ -10,7 +10,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optim_cases import BAD, CLIPS, GOOD, MANY, OPTIMIZERS, RATES, everything, numbers, parameters, plan_of, steps
+from optim_cases import (
+    BAD,
+    CLIPS,
+    GOOD,
+    MANY,
+    OPTIMIZERS,
+    RATES,
+    everything,
+    numbers,
+    parameters,
+    plan_of,
+    steps,
+    take_step,
+)
 from paceline.optim.build import build_optimizer
 from paceline.optim.muon import orthogonal
 from paceline.settings.optimizer import AdamW, Lamb, Larc, Lars, Muon, Optimizer, RmsProp, Sgd
@@ -104,7 +117,7 @@ def test_every_step_is_its_definition(optimizer: str, loose: bool) -> None:
     expected = {name: weight.detach().clone() for name, weight in weights.items()}
     kept: dict[str, dict[str, Tensor]] = {name: {} for name in MANY}
     for step, (summed, lr) in enumerate(zip(steps(weights, len(RATES)), RATES, strict=True), start=1):
-        ours.step(lr, torch.tensor(48.0), GOOD)
+        take_step(ours, lr, 48.0)
         for name, weight in expected.items():
             rate = lr * FACTORS.get(name.partition(".")[0], 1.0)
             expected[name] = move(plan.recipe.optimizer, name, weight, summed[name] / 48, kept[name], rate, step)
@@ -146,7 +159,7 @@ def test_torch_s_own_optimizer_takes_the_same_steps(
     plan = plan_of(optimizer, "weight_decay.rate=0.02", f"clip={clip}", shapes=MANY)
     ours, other = build_optimizer(weights.items(), plan), make(list(theirs.values()))
     for summed, lr in zip(steps(weights, len(RATES)), RATES, strict=True):
-        ours.step(lr, torch.tensor(16.0), GOOD)
+        take_step(ours, lr, 16.0)
         for name, weight in theirs.items():
             weight.grad = summed[name] / 16
         other.param_groups[0]["lr"] = lr
@@ -169,7 +182,7 @@ def drive(optimizer: str, weights: Numbers, gradients: list[Numbers], lrs: list[
     for given, lr in zip(gradients, lrs, strict=True):
         for name, parameter in named.items():
             parameter.grad = torch.tensor(given[name], dtype=torch.float64).view_as(parameter)
-        ours.step(lr, torch.tensor(1.0), GOOD)
+        take_step(ours, lr, 1.0)
     return {name: tensor.reshape(-1).tolist() for name, tensor in everything(named, ours).items()}
 
 
@@ -308,12 +321,12 @@ def test_a_bad_step_changes_nothing_then_or_later(optimizer: str, clip: str) -> 
                         broken = torch.ones_like(weights[name])
                         broken[0] = value
                         weights[name].grad = broken
-                    ours.step(0.1, torch.tensor(2.0), BAD)
+                    take_step(ours, 0.1, 2.0, BAD)
                     assert all(torch.equal(now, before[name]) for name, now in everything(weights, ours).items())
                     assert all(weight.grad is None for weight in weights.values())
                     for name, weight in weights.items():
                         weight.grad = good[name]
-            ours.step(0.1, torch.tensor(2.0), GOOD)
+            take_step(ours, 0.1, 2.0)
         ends.append(everything(weights, ours))
     assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
 
@@ -327,7 +340,7 @@ def test_a_parameter_without_a_gradient_moves_as_by_a_gradient_of_zero(optimizer
         ours = build_optimizer(weights.items(), plan_of(optimizer, *WORDS, f"clip={clip}", shapes=MANY))
         for _ in steps(weights, 2):
             weights["again.weight"].grad = zero
-            ours.step(0.1, torch.tensor(2.0), GOOD)
+            take_step(ours, 0.1, 2.0)
         ends.append(everything(weights, ours))
     assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
 
@@ -336,7 +349,7 @@ def test_only_good_steps_are_counted() -> None:
     weights = parameters()
     ours = build_optimizer(weights.items(), plan_of("{name: adamw, lr: 1}"))
     for (_, bad), count in zip(zip(steps(weights, 4), (GOOD, BAD, BAD, GOOD), strict=True), (1, 1, 1, 2), strict=True):
-        ours.step(0.1, torch.tensor(2.0), bad)
+        take_step(ours, 0.1, 2.0, bad)
         assert int(ours.tensors()["good_steps"]) == count
     assert "good_steps" not in build_optimizer(weights.items(), plan_of("{name: lars, lr: 1}")).tensors()
 
@@ -345,7 +358,7 @@ def test_the_first_steps_of_adam_lose_no_digits_in_float32() -> None:
     weights = {"dense.bias": nn.Parameter(torch.zeros(2))}
     ours = build_optimizer(weights.items(), plan_of("{name: adamw, lr: 1, betas: [0.999, 0.99999]}"))
     weights["dense.bias"].grad = torch.tensor([3.0, -0.5])
-    ours.step(1.0, torch.tensor(1.0), GOOD)
+    take_step(ours, 1.0, 1.0)
     assert weights["dense.bias"].tolist() == pytest.approx([-1, 1], rel=4e-7)
 
 
@@ -375,6 +388,6 @@ def test_what_muon_leaves_out_follows_the_schedule_of_its_peak() -> None:
         weights = {"norm.weight": nn.Parameter(torch.zeros(1, dtype=torch.float64))}
         plan = plan_of(f"{{name: muon, lr: {peak}, adamw_lr: 0.01}}", shapes={"norm.weight": (1,)})
         weights["norm.weight"].grad = torch.ones(1, dtype=torch.float64)
-        build_optimizer(weights.items(), plan).step(lr, torch.tensor(1.0), GOOD)
+        take_step(build_optimizer(weights.items(), plan), lr, 1.0)
         moved.append(-float(weights["norm.weight"].detach()))
     assert moved == pytest.approx([0.01, 0.005, 0.005, 0.0], rel=1e-7)

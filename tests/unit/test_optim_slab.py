@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import make_plan
-from optim_cases import CLIPS, GOOD, MANY, OPTIMIZERS, numbers, parameters, plan_of, steps
+from optim_cases import CLIPS, MANY, OPTIMIZERS, numbers, parameters, plan_of, steps, take_step
 from paceline.data.load.loader import open_loader
 from paceline.optim.build import build_optimizer
 from paceline.optim.flat import GRAIN, Slab
@@ -65,7 +65,7 @@ def test_parameters_stay_windows_of_which_convolutions_are_channels_last(optimiz
     ours = build_optimizer(weights.items(), plan_of(optimizer, shapes=MANY))
     places = {name: weight.data_ptr() for name, weight in weights.items()}
     for _ in steps(weights, 2):
-        ours.step(0.1, torch.tensor(2.0), GOOD)
+        take_step(ours, 0.1, 2.0)
     for name, tensor in (*weights.items(), *ours.tensors().items()):
         layout = torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
         assert tensor.is_contiguous(memory_format=layout)
@@ -77,7 +77,7 @@ def test_gaps_stay_zero_whatever_the_rule() -> None:
         weights = parameters(MANY)
         ours = build_optimizer(weights.items(), plan_of(optimizer, "weight_decay.rate=0.1", shapes=MANY))
         for _ in steps(weights, 3):
-            ours.step(0.1, torch.tensor(2.0), GOOD)
+            take_step(ours, 0.1, 2.0)
         for part in ours._parts:  # type: ignore[attr-defined]
             inside = part.slab.row(0.0)
             for window in part.slab.windows(inside).values():
@@ -94,7 +94,7 @@ def test_a_state_dict_is_taken_up_in_place() -> None:
     network.load_state_dict(saved)
     assert all(torch.equal(tensor, saved[name]) for name, tensor in network.state_dict().items())
     network(numbers("picture", (4, 3, 3, 3))).square().sum().backward()  # of a plain sum a norm leaves no gradient
-    ours.step(0.1, torch.tensor(4.0), GOOD)
+    take_step(ours, 0.1, 4.0)
     after = network.state_dict()
     assert all(not torch.equal(after[name], saved[name]) for name in named if name != "0.bias")
 
@@ -117,8 +117,8 @@ def test_weights_of_16_bits_are_moved_by_arithmetic_of_32(optimizer: str, kind: 
             weight.grad = (7 * numbers(f"{name}/{step}", MANY[name])).to(weight.grad_dtype)
             wide[name].data.copy_(weight.detach())
             wide[name].grad = weight.grad.float()
-        ours.step(0.1, torch.tensor(48.0), GOOD)
-        theirs.step(0.1, torch.tensor(48.0), GOOD)
+        take_step(ours, 0.1, 48.0)
+        take_step(theirs, 0.1, 48.0)
         for name, weight in wide.items():
             assert torch.equal(narrow[name], weight.to(narrow[name].dtype)), name
         for name, state in ours.tensors().items():
@@ -154,20 +154,22 @@ def test_a_step_takes_no_more_kernels_for_more_parameters(optimizer: str, clip: 
         for weight in weights.values():
             weight.grad = torch.ones_like(weight)  # channels_last where the weight is, as in training
         with Kernels() as kernels:
-            ours.step(0.1, torch.tensor(2.0), GOOD)
+            take_step(ours, 0.1, 2.0)
         counts.append(kernels.calls)
     assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("clip", CLIPS)
 @pytest.mark.parametrize("optimizer", RULED)
-def test_the_host_reads_no_number_in_a_step(optimizer: str, clip: str) -> None:
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16])
+def test_the_host_reads_no_number_in_a_step(optimizer: str, clip: str, kind: torch.dtype) -> None:
     """Tensors of the meta device have no numbers: reading one raises."""
-    weights = {name: nn.Parameter(weight.detach().to("meta")) for name, weight in parameters(MANY).items()}
+    weights = {name: nn.Parameter(weight.detach().to("meta", kind)) for name, weight in parameters(MANY).items()}
     ours = build_optimizer(weights.items(), plan_of(optimizer, f"clip={clip}", "weight_decay.rate=0.1", shapes=MANY))
     for weight in weights.values():
         weight.grad = torch.zeros_like(weight)
-    ours.step(0.1, torch.ones((), device="meta"), torch.zeros((), device="meta"))
+    wide = torch.ones((), dtype=torch.float64, device="meta")
+    ours.step(wide, wide, wide.float(), wide.long())
     assert all(weight.grad is None for weight in weights.values())
 
 

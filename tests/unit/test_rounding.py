@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from paceline import keyed
-from paceline.optim import rounding
 from paceline.optim.rounding import Chances, round_by_chance
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -17,7 +16,7 @@ MANY = 40_000
 
 
 def rounded(value: float, dtype: torch.dtype, count: int = MANY) -> Tensor:
-    words = Chances(keyed.key(3, "test"), count, torch.device("cpu")).at(5)
+    words = Chances(keyed.key(3, "test"), count, torch.device("cpu")).at(torch.tensor(5))
     return round_by_chance(torch.full((count,), value), dtype, words)
 
 
@@ -69,28 +68,21 @@ def test_small_steps_are_not_lost_on_average() -> None:
     weight, lost = torch.ones(4000, dtype=torch.bfloat16), torch.ones(4000, dtype=torch.bfloat16)
     bits = Chances(keyed.key(0, "rounding"), 4000, torch.device("cpu"))
     for step in range(200):
-        weight = round_by_chance(weight.float() + 1e-4, torch.bfloat16, bits.at(step))
+        weight = round_by_chance(weight.float() + 1e-4, torch.bfloat16, bits.at(torch.tensor(step)))
         lost = (lost.float() + 1e-4).bfloat16()
     assert float(weight.float().mean()) == pytest.approx(1.02, abs=0.001)
     assert torch.all(lost == 1)
 
 
 def test_chances_depend_on_key_step_and_place_alone() -> None:
-    device = torch.device("cpu")
-    few, many = Chances(7, 10, device).at(3), Chances(7, 1000, device).at(3)
-    assert torch.equal(few, many[:10])
-    assert not torch.equal(many, Chances(7, 1000, device).at(4))
-    assert not torch.equal(many, Chances(8, 1000, device).at(3))
+    def bits(key: int, count: int, step: int) -> Tensor:
+        return Chances(key, count, torch.device("cpu")).at(torch.tensor(step))
+
+    many = bits(7, 1000, 3)
+    assert torch.equal(bits(7, 10, 3), many[:10])
+    assert not torch.equal(many, bits(7, 1000, 4))
+    assert not torch.equal(many, bits(8, 1000, 3))
     assert many.min() >= 0
     assert many.max() < 2**32
-
-
-def test_chances_made_for_many_steps_are_those_of_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = torch.device("cpu")
-    together = Chances(7, 1000, device)
-    in_turn = [together.at(step) for step in (0, 1, 31, 32, 100, 5, 6)]
-    monkeypatch.setattr(rounding, "MOST_STEPS", 1)
-    for step, bits in zip((0, 1, 31, 32, 100, 5, 6), in_turn, strict=True):
-        assert torch.equal(bits, Chances(7, 1000, device).at(step))
-    monkeypatch.setattr(rounding, "AT_ONCE", 10)
-    assert torch.equal(Chances(7, 1000, device).at(32), in_turn[3])
+    words = keyed.words(7, torch.arange(250), 3)
+    assert torch.equal(many.view(250, 4), torch.stack(words, 1))

@@ -24,31 +24,31 @@ def test_float16_scales_dynamically_and_everything_else_not_at_all() -> None:
     assert make_plan("on.precision=fp16").placement.loss_scale == "dynamic"
     for precision in ("bf16", "fp32", "fp64"):
         assert make_plan(f"on.precision={precision}").placement.loss_scale == 1.0
-        assert scale(f"on.precision={precision}").now(0) is None
+        assert scale(f"on.precision={precision}").now(0) == 1
 
 
 def test_a_fixed_scale_is_what_was_written() -> None:
     fixed = scale("on.loss_scale=128")
     for step in (0, 7):
-        assert float(fixed.now(step) or 0) == 128
-        fixed.heed(BAD)
+        assert float(fixed.now(step)) == 128
+        fixed.update(BAD)
 
 
 def test_a_scheduled_scale_changes_at_its_steps() -> None:
     plan = ("epochs=4", "on.loss_scale={0 epochs: 64, 2 epochs: 512, 75%: 4}")
-    found = [float(scale(*plan).now(step) or 0) for step in (0, 11, 12, 17, 18, 23)]  # 6 steps an epoch
+    found = [float(scale(*plan).now(step)) for step in (0, 11, 12, 17, 18, 23)]  # 6 steps an epoch
     assert found == [64, 64, 512, 512, 4, 4]
 
 
 def test_a_bad_step_halves_a_dynamic_scale_and_many_good_ones_double_it() -> None:
     dynamic = scale("on.loss_scale=dynamic")
     assert float(dynamic.value) == START
-    dynamic.heed(BAD)
+    dynamic.update(BAD)
     assert float(dynamic.value) == START / 2
     for _ in range(PATIENCE - 1):
-        dynamic.heed(GOOD)
+        dynamic.update(GOOD)
     assert float(dynamic.value) == START / 2
-    dynamic.heed(GOOD)
+    dynamic.update(GOOD)
     assert float(dynamic.value) == START
     assert int(dynamic.good_steps) == 0
 
@@ -56,17 +56,17 @@ def test_a_bad_step_halves_a_dynamic_scale_and_many_good_ones_double_it() -> Non
 def test_a_bad_step_starts_the_counting_anew() -> None:
     dynamic = scale("on.loss_scale=dynamic")
     for _ in range(PATIENCE - 1):
-        dynamic.heed(GOOD)
-    dynamic.heed(BAD)
+        dynamic.update(GOOD)
+    dynamic.update(BAD)
     assert int(dynamic.good_steps) == 0
-    dynamic.heed(GOOD)
+    dynamic.update(GOOD)
     assert float(dynamic.value) == START / 2
 
 
 def test_a_dynamic_scale_stays_within_bounds() -> None:
     dynamic = scale("on.loss_scale=dynamic")
     for _ in range(100):
-        dynamic.heed(BAD)
+        dynamic.update(BAD)
     assert float(dynamic.value) == BOUNDS[0]
 
 
@@ -79,7 +79,7 @@ def test_a_dynamic_scale_is_resumed_wherever_it_stands() -> None:
     assert float(again.scale.value) == 1
     assert int(again.scale.good_steps) == 1500
     other = make_plan("on.loss_scale=4")
-    assert float(restore(fresh(other, init_world(other, None)), to_files(state), "test").scale.now(0) or 0) == 4
+    assert float(restore(fresh(other, init_world(other, None)), to_files(state), "test").scale.now(0)) == 4
 
 
 def begin_state(plan: Plan) -> State:

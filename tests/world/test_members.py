@@ -18,7 +18,8 @@ from torch import Tensor
 
 from conftest import make_plan, make_recipe
 from paceline.data.load.loader import open_loader
-from paceline.model.network import Carried, Network, recomputing
+from paceline.model.batch import Batch
+from paceline.model.network import Network, recomputing
 from paceline.model.tables import MEMBERS, smallest_side
 from paceline.planning import Plan
 from paceline.settings.model import (
@@ -113,11 +114,14 @@ class Built:
         return self.network.cut(self.plan.network.blocks)
 
     def images(self) -> Tensor:
-        """Some images, for which everything left to chance is decided."""
-        self.state.network.statistics.turn(0)
-        self.state.network.chances.draw(torch.arange(IMAGES))
+        """Some images."""
         side = self.plan.facts.side
         return torch.sin(torch.arange(IMAGES * 3 * side**2, dtype=torch.float32)).view(IMAGES, 3, side, side)
+
+    def batch(self) -> Batch:
+        """What layers are told of those images in training."""
+        whole = self.state.network
+        return Batch(whole.statistics.pass_rows(0), *whole.masks(torch.arange(IMAGES)))
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +159,9 @@ def test_it_trains_a_step_and_validates(built: Built) -> None:
     assert 0 < row["loss"] < 100
 
 
+Carried = tuple[Tensor, ...]
+
+
 def as_tuple(made: Tensor | Carried) -> Carried:
     return (made,) if isinstance(made, Tensor) else made
 
@@ -169,10 +176,11 @@ def equal(one: Carried, other: Carried) -> bool:
 def test_cut_before_every_block_it_gives_the_same_scores(built: Built, training: bool) -> None:
     built.network.train(training)
     carried: Carried = (built.images(),)
-    whole = as_tuple(built.network(*carried))
+    batch = built.batch() if training else None
+    whole = as_tuple(built.network(*carried, batch=batch))
     for piece in built.pieces():
         before = tuple(tensor.clone() for tensor in carried)
-        made = as_tuple(piece(*carried))
+        made = as_tuple(piece(*carried, batch=batch))
         assert equal(carried, before)  # a stage must not write into what another one has handed over
         carried = made
     assert equal(carried, whole)
@@ -193,20 +201,19 @@ def test_two_stages_hold_the_whole_network_wherever_it_is_cut(built: Built) -> N
 @every_network
 def test_recomputed_at_every_block_it_gives_the_same_gradients(built: Built) -> None:
     network, calls = built.network.train(), []
-    images = built.images()
+    images, batch = built.images(), built.batch()
     for block in network:
         block.register_forward_pre_hook(lambda *_: calls.append(1))
 
-    def learn(forward: Callable[[Tensor], Any]) -> tuple[int, list[Tensor]]:
+    def learn(forward: Callable[..., Any]) -> tuple[int, list[Tensor]]:
         """How many blocks were run, every gradient, and the norms' statistics."""
         calls.clear()
         network.zero_grad()
-        scores = as_tuple(forward(images))
+        scores = as_tuple(forward(images, batch=batch))
         mixture = torch.sin(torch.arange(scores[0].numel(), dtype=torch.float32)).view_as(scores[0])
         torch.stack([(each * mixture).sum() for each in scores]).sum().backward()
         gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
-        sums = built.state.network.statistics.collect()
-        return len(calls), gradients if sums is None else [*gradients, sums.clone()]
+        return len(calls), [*gradients, built.state.network.statistics.collect().clone()]
 
     blocks, kept = learn(network)
     runs, recomputed = learn(recomputing(built.pieces()))

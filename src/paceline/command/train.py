@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline import checkpoint
 from paceline.data.index.fingerprint import IDENTITY, check_identity, keep_identity
-from paceline.data.load.image_files import QUARANTINE
+from paceline.data.load.quarantine import QUARANTINE
 from paceline.errors import RunError
 from paceline.job import Job, check_apart, make_job, read_words, run_job
 from paceline.record import LOG, PLAN, RECORD, Run, store_plan, stored_plan

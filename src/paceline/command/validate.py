@@ -83,8 +83,8 @@ def steps_to_judge(folder: Path, asked: Asked) -> list[int]:
 
 def judge(job: Job, run: Run, asked: Asked) -> list[Row]:
     """Evaluate each checkpoint and append what was found to the record."""
-    from paceline.data.load.image_files import QUARANTINE, listed
     from paceline.data.load.loader import open_loader
+    from paceline.data.load.quarantine import QUARANTINE, quarantined
     from paceline.sink.csv import Csv
     from paceline.training.evaluate import judge as judge_state
     from paceline.training.session import settle_torch
@@ -112,7 +112,7 @@ def judge(job: Job, run: Run, asked: Asked) -> list[Row]:
         where = {"device": plan.placement.device, "precision": plan.placement.precision} | _place(asked)
         row = {"step": step, "epoch": plan.epoch(step), **found, "seconds": seconds, "images_per_second": rate, **where}
         rows.append(run.write(asked.kind, **row))
-    for image in listed(bad) if bad and world.first else []:
+    for image in quarantined(bad) if bad and world.first else []:
         tell(f"judged by a neighbor in its place: {image['name']}: {image['reason']}")
     if world.first and run.try_lock():
         Csv(run.folder, run.rows(), plan.steps)

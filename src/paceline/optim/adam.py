@@ -41,7 +41,7 @@ class AdamRule:
         if self.scaled:
             norms = now.slab.norms
             step = now.slab.times(step, trusted(norms(now.weights), norms(step), trust=1.0))
-        return now.weights.sub(step, alpha=now.lr), {"mean": mean, "square": square}
+        return torch.addcmul(now.weights, step, now.lr, value=-1), {"mean": mean, "square": square}
 
 
 def _begun(beta: float, steps: Tensor) -> Tensor:

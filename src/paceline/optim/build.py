@@ -25,9 +25,12 @@ from paceline.settings.optimizer import AdamW, Clip, Lamb, Larc, Lars, Muon, Rms
 class Optimizer(Protocol):
     """What the step needs of an optimizer."""
 
-    def step(self, lr: float, divisor: Tensor, bad: Tensor, step: int = 0, /) -> None:
-        """Move the weights by gradients / divisor, unless the step is bad, and let the gradients go; `step` is its
-        number, by which chances are keyed."""
+    def step(self, lr: Tensor, divisor: Tensor, bad: Tensor, step: Tensor, /) -> None:
+        """Move the weights by gradients / divisor unless the step is bad, and drop the gradients.
+
+        All four are 0-dimensional tensors on the device, so that a CUDA graph can hold the step: lr and divisor in the
+        device's widest float, `bad` a float32 that is 0 for a good step, and the int64 `step`, which keys rounding.
+        """
         ...
 
     def tensors(self) -> dict[str, Tensor]:
@@ -42,7 +45,7 @@ def build_optimizer(
     they are called: the word norm in a recipe means these too."""
     named = {name: p for name, p in parameters if p.requires_grad}
     groups, settings, bounds = group(plan, named, norms), plan.recipe.optimizer, plan.recipe.clip
-    if isinstance(settings, Sgd) and bounds == Clip() and all(p.dtype.itemsize >= 4 for p in named.values()):
+    if isinstance(settings, Sgd) and bounds == Clip() and all(map(Descent.fits, named.values())):
         return Descent(groups, settings.momentum, settings.nesterov)
     last = head(plan, named)
     pairs = ruled(plan, groups, norms, last)

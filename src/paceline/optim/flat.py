@@ -74,7 +74,7 @@ class Slab:
             parameter.grad = None
         return torch.cat(pieces).to(self._arithmetic)
 
-    def write(self, new: Tensor, bad: Tensor, step: int) -> None:
+    def write(self, new: Tensor, bad: Tensor, step: Tensor) -> None:
         """Take new weights, unless the step is bad; the only place where weights change."""
         if self._rounding is not None:
             new = round_by_chance(new, self._flat.dtype, self._rounding.at(step))

@@ -38,7 +38,7 @@ class LarsRule:
         settings, direction = self.settings, self._direction(now)
         if settings.momentum_correction:
             return descend(now, direction, settings.momentum, nesterov=False)
-        kept = (now.state["momentum"] * settings.momentum).add_(direction, alpha=now.lr)
+        kept = (now.state["momentum"] * settings.momentum).addcmul_(direction, now.lr)
         return now.weights - kept, {"momentum": kept}
 
     def _direction(self, now: Moment) -> Tensor:

@@ -39,7 +39,7 @@ class MuonRule:
             made.copy_(orthogonal(stack, settings.iterations) * max(1.0, rows / columns) ** 0.5)
         if now.decay:
             step.add_(now.weights, alpha=now.decay)
-        return now.weights.sub(step, alpha=now.lr), {"momentum": kept}
+        return torch.addcmul(now.weights, step, now.lr, value=-1), {"momentum": kept}
 
 
 def orthogonal(stack: Tensor, iterations: int) -> Tensor:

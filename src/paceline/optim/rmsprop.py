@@ -32,9 +32,9 @@ class RmsPropRule:
         square.clamp_(max=torch.finfo(square.dtype).max)  # infinite, after one huge gradient, it would stay so
         kept = now.state["momentum"] * settings.momentum
         if settings.form == "tensorflow":
-            kept.addcdiv_(gradient, (square + settings.epsilon).sqrt_(), value=now.lr)
+            kept.addcdiv_(gradient * now.lr, (square + settings.epsilon).sqrt_())
             weights = now.weights - kept
         else:
             kept.addcdiv_(gradient, square.sqrt().add_(settings.epsilon))
-            weights = now.weights.sub(kept, alpha=now.lr)
+            weights = torch.addcmul(now.weights, kept, now.lr, value=-1)
         return weights, {"square": square, "momentum": kept}

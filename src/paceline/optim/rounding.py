@@ -9,8 +9,6 @@ from paceline import keyed
 
 _DROPPED = {torch.bfloat16: 16, torch.float16: 13}
 """How many bits of a float32's fraction each type has no place for."""
-AT_ONCE, MOST_STEPS = 1 << 22, 32
-"""How many numbers' chances, and of how many steps, are made together at most."""
 _LEAST_HALF = 2.0**-14
 """The smallest float16 with a full fraction; below it the distance between neighbors stays 2^-24."""
 
@@ -34,23 +32,12 @@ def round_by_chance(wide: Tensor, dtype: torch.dtype, words: Tensor) -> Tensor:
 
 
 class Chances:
-    """32 random bits for each of `count` numbers in every step; four numbers share one turn of the generator.
-
-    The generator is a hundred small kernels, which take longer to launch than to run on few numbers: so the bits of
-    several steps are made at a time.
-    """
+    """32 random bits for each of `count` numbers in every step; four numbers share one turn of the generator."""
 
     def __init__(self, key: int, count: int, device: torch.device) -> None:
         self._key, self._count = key, count
         self._turns = torch.arange(-(-count // 4), device=device)
-        self._steps = min(MOST_STEPS, max(1, AT_ONCE // max(1, count)))
-        self._first, self._made = 0, torch.empty(0, device=device)
 
-    def at(self, step: int) -> Tensor:
-        """The bits of one step."""
-        if not self._first <= step < self._first + len(self._made):
-            self._first = step
-            steps = torch.arange(step, step + self._steps, device=self._turns.device)
-            words = keyed.words(self._key, self._turns, steps[:, None])
-            self._made = torch.stack(words, 2).flatten(1)[:, : self._count]
-        return self._made[step - self._first]
+    def at(self, step: Tensor) -> Tensor:
+        """The bits of one step, looked up on the device."""
+        return torch.stack(keyed.words(self._key, self._turns, step), 1).flatten()[: self._count]

@@ -21,7 +21,7 @@ class Moment:
     gradient: Tensor
     """The mean over the images, clipped, without weight decay."""
     state: dict[str, Tensor]
-    lr: float
+    lr: Tensor
     decay: float
     steps: Tensor
     """How many good steps there were, this one included."""
@@ -58,9 +58,9 @@ class Part:
         self._lr_factor, self._decay = group.lr_factor, group.decay
         self._state = {name: self.slab.row(value) for name, value in rule.starts.items()}
 
-    def move(self, gradient: Tensor, lr: float, steps: Tensor, bad: Tensor, step: int) -> None:
+    def move(self, gradient: Tensor, lr: Tensor, steps: Tensor, bad: Tensor, step: Tensor) -> None:
         """One step by the mean gradient, unless it is bad."""
-        rate = lr * self._lr_factor
+        rate = (lr * self._lr_factor).to(gradient.dtype)
         now = Moment(self.slab, self.slab.wide, gradient, self._state, rate, self._decay, steps)
         weights, state = self.rule.move(now)
         self.slab.write(weights, bad, step)
@@ -87,7 +87,7 @@ class Ruled:
         self._steps = parts[0].slab.wide.new_zeros(())
 
     @torch.no_grad()
-    def step(self, lr: float, divisor: Tensor, bad: Tensor, step: int = 0) -> None:
+    def step(self, lr: Tensor, divisor: Tensor, bad: Tensor, step: Tensor) -> None:
         """Move the weights by gradients / divisor, unless the step is bad, and let the gradients go."""
         gradients = self._clipping([part.slab.gradient().div_(divisor) for part in self._parts])
         steps = self._steps + 1

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.optim.sgd import sgd
 
 from paceline.optim.flat import Group
 from paceline.optim.rule import Moment
@@ -27,18 +26,24 @@ class Descent:
             named = {name: p for group in groups for name, p in group.parameters.items()}
             self._buffers = {name: torch.zeros_like(p) for name, p in named.items()}
 
+    @staticmethod
+    def fits(parameter: Tensor) -> bool:
+        """Whether the kernel can move this parameter: on an accelerator it reads learning rates in float32 only."""
+        return parameter.dtype == torch.float32 or (parameter.dtype == torch.float64 and parameter.is_cpu)
+
     @torch.no_grad()
-    def step(self, lr: float, divisor: Tensor, bad: Tensor, _step: int = 0) -> None:
+    def step(self, lr: Tensor, divisor: Tensor, bad: Tensor, _step: Tensor) -> None:
         """Move the weights by gradients / divisor, unless the step is bad, and let the gradients go."""
         for group in self._groups:
             parameters: list[Tensor] = list(group.parameters.values())
-            buffers = [self._buffers.get(name) for name in group.parameters]
+            buffers = [self._buffers[name] for name in group.parameters] if self._momentum else []
             # A parameter without a gradient took no part, which other replicas would call a gradient of zero.
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            sgd(
-                parameters, gradients, buffers, fused=True, foreach=False, grad_scale=divisor, found_inf=bad,
-                weight_decay=group.decay, momentum=self._momentum, lr=lr * group.lr_factor, dampening=0.0,
-                nesterov=self._nesterov, maximize=False,
+            rate = lr * group.lr_factor
+            torch._fused_sgd_(
+                parameters, gradients, buffers, weight_decay=group.decay, momentum=self._momentum,
+                lr=rate if rate.is_cpu else rate.float(), dampening=0.0, nesterov=self._nesterov, maximize=False,
+                is_first_step=False, grad_scale=divisor.float(), found_inf=bad,
             )  # fmt: skip
             for parameter in parameters:
                 parameter.grad = None
@@ -67,7 +72,7 @@ class DescentRule:
 def descend(now: Moment, gradient: Tensor, momentum: float, nesterov: bool) -> tuple[Tensor, dict[str, Tensor]]:
     """A step with momentum, if any, along a gradient; the learning rate stays outside the momentum."""
     if "momentum" not in now.state:
-        return now.weights.sub(gradient, alpha=now.lr), {}
+        return torch.addcmul(now.weights, gradient, now.lr, value=-1), {}
     kept = gradient.add(now.state["momentum"], alpha=momentum)
     direction = gradient.add(kept, alpha=momentum) if nesterov else kept
-    return now.weights.sub(direction, alpha=now.lr), {"momentum": kept}
+    return torch.addcmul(now.weights, direction, now.lr, value=-1), {"momentum": kept}

@@ -13,9 +13,9 @@ from safetensors.torch import load as tensors_from
 from safetensors.torch import save as tensors_to
 
 from paceline import checkpoint
-from paceline.data.load.batches import Loader
+from paceline.data.load.loader import Loader
 from paceline.errors import RunError
-from paceline.model.whole import exact
+from paceline.model.whole import widest_float
 from paceline.optim.averages import Tensors, blend
 from paceline.planning import Plan
 from paceline.record import Row, Run, json_text, latest
@@ -133,12 +133,12 @@ def recalibrate(plan: Plan, world: World, state: State, loader: Loader, images: 
     network, steps = state.network, math.ceil(images / plan.global_batch)
     if not network.statistics.norms:
         raise RunError("this network has no running statistics that train; leave --recalibrate out")
-    total = torch.zeros(network.statistics.width, dtype=exact(world.device), device=world.device)
+    total = torch.zeros(network.statistics.width, dtype=widest_float(world.device), device=world.device)
     with closing(loader.training(start)) as shares:
         for _ in range(steps):
-            network.look(next(shares))
-            total += network.statistics.take_away()
-    network.statistics.put(world.all_reduce(total) / (steps * plan.norm_total))
+            network.forward_statistics(next(shares))
+            total += network.statistics.pop()
+    network.statistics.load(world.all_reduce(total) / (steps * plan.norm_total))
     return steps * plan.global_batch
 
 

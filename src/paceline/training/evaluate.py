@@ -6,8 +6,8 @@ from contextlib import closing
 
 import torch
 
-from paceline.data.load.batches import Loader
-from paceline.model.whole import JUDGMENT, Whole, exact
+from paceline.data.load.loader import Loader
+from paceline.model.whole import EVAL_SUMS, Whole, widest_float
 from paceline.planning import Plan
 from paceline.record import Run
 from paceline.sink import Sink
@@ -43,14 +43,14 @@ def evaluate(
     plan: Plan, world: World, network: Whole, loader: Loader, sink: Sink | None = None, requests: Requests | None = None
 ) -> Judgment:
     """Mean loss, top-1 and top-5 accuracy of the network as it is; Stopped where a signal comes before the end."""
-    sums = torch.zeros(len(JUDGMENT) + 1, dtype=exact(world.device), device=world.device)
+    sums = torch.zeros(len(EVAL_SUMS) + 1, dtype=widest_float(world.device), device=world.device)
     seen = 0
     with closing(loader.validation()) as batches:
         for batch in batches:
             if requests and requests.urgent:
                 sums[-1] = 1  # the others hear of it with the sums, when they come to the end or leave too
                 break
-            sums[:-1] += network.judge(batch)
+            sums[:-1] += network.score(batch)
             seen += batch.count
             if sink:
                 sink.judged(min(seen * world.replicas, plan.facts.validation_images))

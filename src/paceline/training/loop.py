@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from contextlib import closing
 
+import torch
+
 from paceline import schedule
-from paceline.data.load.batches import Loader, MicroBatch
+from paceline.data.load.batches import MicroBatch
+from paceline.data.load.loader import Loader
 from paceline.planning import Plan
 from paceline.record import Run
 from paceline.sink import Sink
@@ -60,15 +63,15 @@ def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink
 
 def update(plan: Plan, state: State, share: list[MicroBatch]) -> None:
     """One optimizer step over this replica's share of the global batch."""
-    network = state.network
-    scale = state.scale.now(state.step)
-    tally = network.learn(share, scale)  # forward and backward, leaving summed gradients
+    network, scale = state.network, state.scale.now(state.step)
+    tally = network.forward_backward(share, scale)  # forward and backward, leaving summed gradients
     sums, tally = network.all_reduce(tally)
-    bad = network.bad(sums)  # decided on the device: a step that is not finite changes nothing
-    divisor = network.divisor if scale is None else network.divisor * scale
-    state.optimizer.step(schedule.lr(plan, state.step), divisor, bad, state.step)
-    state.scale.heed(bad)
-    network.statistics.settle(sums, plan.norm_total, bad)
+    bad = network.non_finite(sums)  # decided on the device: a step that is not finite changes nothing
+    lr = state.tally.new_full((), schedule.lr(plan, state.step))  # tensors, so that a CUDA graph can hold the step
+    divisor = scale.to(lr.dtype) * plan.global_batch
+    state.optimizer.step(lr, divisor, bad, torch.full((), state.step, device=network.device))
+    state.scale.update(bad)
+    network.statistics.update(sums, plan.norm_total, bad)
     state.last.copy_(tally)
     state.tally += state.last
     state.step += 1

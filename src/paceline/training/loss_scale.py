@@ -16,26 +16,27 @@ BOUNDS = (2.0**-24, 2.0**24)
 
 
 class LossScale:
-    """A power of two on the device, and how many good steps have passed since it last changed."""
+    """A power of two on the device, and how many good steps have passed since it last changed.
+
+    The loss is multiplied by it even where it is 1, which changes no bit and costs next to nothing.
+    """
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self._plan = plan
         self.dynamic = plan.placement.loss_scale == "dynamic"
-        self.used = plan.placement.loss_scale != 1.0
+        self._scheduled = isinstance(plan.placement.loss_scale, dict)
         first = START if self.dynamic else schedule.loss_scale(plan, 0)
         self.value = torch.tensor(first, device=device)
         self.good_steps = torch.zeros((), device=device)
 
-    def now(self, step: int) -> Tensor | None:
-        """The scale of a step; None stands for 1."""
-        if not self.used:
-            return None
-        if not self.dynamic:
+    def now(self, step: int) -> Tensor:
+        """The scale of a step, always the same tensor: its value changes, and is 1 where nothing is scaled."""
+        if self._scheduled:
             self.value.fill_(schedule.loss_scale(self._plan, step))
         return self.value
 
-    def heed(self, bad: Tensor) -> None:
-        """Halve a dynamic scale after a bad step and double it after many good ones; the host does not look."""
+    def update(self, bad: Tensor) -> None:
+        """Halve a dynamic scale after a bad step and double it after many good ones, without reading the flag."""
         if not self.dynamic:
             return
         self.good_steps.copy_(torch.where(bad > 0, 0, self.good_steps + 1))

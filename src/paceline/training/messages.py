@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from paceline import checkpoint
-from paceline.data.load.image_files import QUARANTINE, listed
+from paceline.data.load.quarantine import QUARANTINE, quarantined
 from paceline.planning import Plan
 from paceline.reconcile import fits, mixes
 from paceline.record import Row, Run, best_step, latest
@@ -99,7 +99,7 @@ def too_large(plan: Plan) -> str:
 
 
 def _say_what_went_wrong(run: Run, report: Row, console: Console) -> None:
-    bad = listed(run.folder)
+    bad = quarantined(run.folder)
     if bad:
         console.print(
             f"[yellow]{len(bad)} damaged {'image was' if len(bad) == 1 else 'images were'} replaced by a neighbor:"

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from paceline import checkpoint
 from paceline.data.index.scan import open_index
 from paceline.data.load.loader import open_loader
-from paceline.data.load.order import share, training_order
+from paceline.data.load.order import micro_batch_positions, training_order
 from paceline.errors import RunError, UserError
-from paceline.model.norm import BatchNormAct
+from paceline.model.norm import Statistics
 from paceline.planning import Plan
 from paceline.record import Run
 from paceline.settings.data import Files
@@ -56,12 +56,14 @@ def repeat(plan: Plan, world: World, run: Run, data: Path | None, step: int, tel
             update(plan, state, next(shares))
         watch = Watch(state.network.module)
         batches = next(shares)
-        numbers = [training_order(plan).images(part).tolist() for part in share(plan, step - 1, world.replica)]
+        numbers = [
+            training_order(plan).images(part).tolist() for part in micro_batch_positions(plan, step - 1, world.replica)
+        ]
         loss, statistics = 0.0, None
         for number, batch in enumerate(batches):
             watch.micro_batch = number
-            loss += float(state.network.learn([batch], scale.now(step - 1))[0])
-            statistics = statistics or _first_overflow(state.network.module)
+            loss += float(state.network.forward_backward([batch], scale.now(step - 1))[0])
+            statistics = statistics or _first_overflow(state.network.module, state.network.statistics)
         watch.close()
     gradients = [
         name
@@ -117,10 +119,11 @@ def _named(plan: Plan, folder: Path | None, images: list[int]) -> list[dict[str,
     return found
 
 
-def _first_overflow(module: nn.Module) -> str | None:
-    """The first batch norm whose statistics of the last forward pass are not finite."""
-    norms = [(name, part) for name, part in module.named_modules() if isinstance(part, BatchNormAct)]
-    return next((name for name, norm in norms if not all(bool(t.isfinite().all()) for t in norm.places)), None)
+def _first_overflow(module: nn.Module, statistics: Statistics) -> str | None:
+    """The first batch norm whose statistics of the first forward pass are not finite."""
+    names, rows = {norm: name for name, norm in module.named_modules()}, statistics.pass_rows(0)
+    bad = (norm for norm in statistics.norms if not all(bool(t.isfinite().all()) for t in norm.columns(rows)))
+    return next((names[norm] for norm in bad), None)
 
 
 class Watch:

@@ -18,7 +18,7 @@ from paceline.errors import Broken, RunError
 from paceline.model.init import initialize, published
 from paceline.model.norm import norm_parameters
 from paceline.model.pretrained import Adoption, adopt
-from paceline.model.whole import TALLY, Whole, exact
+from paceline.model.whole import TRAIN_SUMS, Whole, widest_float
 from paceline.optim.averages import Average
 from paceline.optim.build import Optimizer, build_optimizer
 from paceline.planning import Plan
@@ -64,7 +64,7 @@ def fresh(plan: Plan, world: World) -> State:
     """The state before the first step, weights not yet set: `begin` or `restore` sets them."""
     network = Whole(plan, world)
     optimizer = build_optimizer(network.module.named_parameters(), plan, norm_parameters(network.module))
-    sums = torch.zeros(2, len(TALLY), dtype=exact(world.device), device=world.device)
+    sums = torch.zeros(2, len(TRAIN_SUMS), dtype=widest_float(world.device), device=world.device)
     decay = plan.recipe.ema.decay
     average = None if decay is None else Average(plan, network.module, decay)
     bad = torch.zeros(plan.steps, dtype=torch.uint8, device=world.device)
@@ -82,7 +82,7 @@ def begin(state: State, plan: Plan) -> Adoption | None:
 
 def compare_replicas(world: World, state: State) -> None:
     """End the run if the replicas' weights are no longer the same bits: what they learn apart would be nobody's run."""
-    if world.replicas > 1 and not world.all_equal(state.network.fingerprint()):
+    if world.replicas > 1 and not world.all_equal(state.network.checksum()):
         raise Broken(f"the replicas' weights differ after step {state.step}; what was saved before is whole")
 
 

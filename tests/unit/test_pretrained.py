@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from conftest import make_plan
 from paceline import checkpoint
 from paceline.errors import DataError, UserError
+from paceline.model.batch import Chain
 from paceline.model.branches import Auxiliary
 from paceline.model.layers import Head
 from paceline.model.network import Network
@@ -189,12 +190,12 @@ def test_the_report_says_how_many_were_taken_and_what_starts_anew(tmp_path: Path
 
 def headed(classes: int = 5, auxiliary: bool = True) -> Network:
     """A small network with two heads on the way."""
-    blocks: dict[str, nn.Module] = {"stem": nn.Sequential(nn.Conv2d(3, 4, 1), BatchNormAct(4, 0.1, 1e-5))}
+    blocks: dict[str, nn.Module] = {"stem": Chain(nn.Conv2d(3, 4, 1), BatchNormAct(4, 0.1, 1e-5))}
     if auxiliary:
-        blocks["aux1"] = Auxiliary(nn.Sequential(nn.Flatten(), nn.Linear(16, 8)), 8, classes)
+        blocks["aux1"] = Auxiliary(Chain(nn.Flatten(), nn.Linear(16, 8)), 8, classes)
     blocks["stage1/unit1"] = nn.Conv2d(4, 6, 1)
     if auxiliary:
-        blocks["aux2"] = Auxiliary(nn.Sequential(nn.Flatten(), nn.Linear(24, 8)), 8, classes)
+        blocks["aux2"] = Auxiliary(Chain(nn.Flatten(), nn.Linear(24, 8)), 8, classes)
     blocks["head"] = Head(6, classes)
     made = Network(OrderedDict(blocks))
     with torch.no_grad():
