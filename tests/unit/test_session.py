@@ -107,7 +107,7 @@ def test_a_run_says_what_it_trains_and_what_came_out(run: Run) -> None:
     say_hello(plan, run, fresh(plan, WORLD), console)
     say_goodbye(plan, run, plan.steps, True, console)
     said = out.getvalue()
-    assert said.startswith("resnet8 (74,900 parameters) on generated: 96 images of 4 classes, for 6 steps of 16, 32.32")
+    assert said.startswith("resnet8 (74,900 parameters) on generated: 96 images of 4 classes, for 6 steps of 16, fp32")
     assert "top-1" in said
     assert "top-5" not in said  # of four classes the right one is always among five
     assert f"Next: paceline validate '{run.folder}'" in said

@@ -64,8 +64,7 @@ def train(plan: Plan, world: World, run: Run, state: State, loader: Loader, sink
 def update(plan: Plan, state: State, share: list[MicroBatch]) -> None:
     """One optimizer step over this replica's share of the global batch."""
     network, scale = state.network, state.scale.now(state.step)
-    tally = network.forward_backward(share, scale)  # forward and backward, leaving summed gradients
-    sums, tally = network.all_reduce(tally)
+    sums, tally = network.all_reduce(network.forward_backward(share, scale))  # leaves summed gradients
     bad = network.non_finite(sums)  # decided on the device: a step that is not finite changes nothing
     lr = state.tally.new_full((), schedule.lr(plan, state.step))  # tensors, so that a CUDA graph can hold the step
     divisor = scale.to(lr.dtype) * plan.global_batch
