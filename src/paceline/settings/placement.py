@@ -139,6 +139,12 @@ class Placement(Settings):
     """Keep the checkpoint with the best validation accuracy as well."""
     keep_every: Annotated[Interval | None, Field(json_schema_extra=KEEPING)] = None
     """Keep one checkpoint of each such stretch for good, such as 10 epochs."""
+    sinks: Annotated[tuple[Literal["console", "csv", "log"], ...], Field(json_schema_extra=KEEPING)] = (
+        "console",
+        "csv",
+        "log",
+    )
+    """Where the rows of the record also go while a run trains: the terminal, CSV tables, log.txt."""
 
 
 class ResolvedPlacement(Placement):
