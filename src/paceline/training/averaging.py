@@ -14,8 +14,8 @@ from safetensors.torch import save as tensors_to
 
 from paceline import checkpoint
 from paceline.data.load.loader import Loader
+from paceline.device import widest_float
 from paceline.errors import RunError
-from paceline.model.whole import widest_float
 from paceline.optim.averages import Tensors, blend
 from paceline.planning import Plan
 from paceline.record import Row, Run, json_text, latest

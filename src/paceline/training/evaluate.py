@@ -7,7 +7,9 @@ from contextlib import closing
 import torch
 
 from paceline.data.load.loader import Loader
-from paceline.model.whole import EVAL_SUMS, Whole, widest_float
+from paceline.device import widest_float
+from paceline.model.metrics import EVAL_SUMS
+from paceline.model.whole import Whole
 from paceline.planning import Plan
 from paceline.record import Run
 from paceline.sink import Sink
@@ -54,8 +56,9 @@ def evaluate(
             seen += batch.count
             if sink:
                 sink.judged(min(seen * world.replicas, plan.facts.validation_images))
-    loss, top1, top5, images, stopped = world.all_reduce(sums).tolist()
-    if stopped:
+    totals = dict(zip((*EVAL_SUMS, "stopped"), world.all_reduce(sums).tolist(), strict=True))
+    if totals.pop("stopped"):
         raise Stopped
-    assert int(images) == plan.facts.validation_images, f"judged {images} of {plan.facts.validation_images} images"
-    return {"loss": loss / images, "top1": top1 / images, "top5": top5 / images, "images": int(images)}
+    images = int(totals.pop("images"))
+    assert images == plan.facts.validation_images, f"judged {images} of {plan.facts.validation_images} images"
+    return {name: total / images for name, total in totals.items()} | {"images": images}

@@ -14,11 +14,13 @@ from safetensors.torch import save as tensors_to
 from torch import Tensor
 
 from paceline.checkpoint import AVERAGE, NETWORK
+from paceline.device import widest_float
 from paceline.errors import Broken, RunError
 from paceline.model.init import initialize, published
+from paceline.model.metrics import TRAIN_SUMS
 from paceline.model.norm import norm_parameters
-from paceline.model.pretrained import Adoption, adopt
-from paceline.model.whole import TRAIN_SUMS, Whole, widest_float
+from paceline.model.pretrained import LoadedWeights, load_weights, read_weights
+from paceline.model.whole import Whole
 from paceline.optim.averages import Average
 from paceline.optim.build import Optimizer, build_optimizer
 from paceline.planning import Plan
@@ -72,12 +74,13 @@ def fresh(plan: Plan, world: World) -> State:
     return State(network, optimizer, sums[0], sums[1], bad, scale, average)
 
 
-def begin(state: State, plan: Plan) -> Adoption | None:
+def begin(state: State, plan: Plan) -> LoadedWeights | None:
     """Initial weights, the same on every replica and placement; what became of weights from elsewhere."""
     recipe, module = plan.recipe, state.network.module
     if not isinstance(recipe.model, External):  # a network of another package starts as it says
         initialize(module, published(recipe.init, recipe.model), recipe.seed)
-    return adopt(module, recipe.init.from_, plan.facts) if recipe.init.from_ else None
+    source = recipe.init.from_
+    return load_weights(module, read_weights(source, plan.facts), source) if source else None
 
 
 def compare_replicas(world: World, state: State) -> None:
