@@ -15,7 +15,7 @@ CONVOLUTIONS = ((64, 11, 4, 2, 3), (192, 5, 1, 2, 3), (384, 3, 1, 1, 0), (256, 3
 
 
 class Convolution(Layer):
-    """A convolution with a bias, a norm if `make_norm` is given, a ReLU, and a max-pool of stride 2 unless `pool` is 0."""
+    """A convolution with a bias, a norm if there is one, a ReLU, and a max-pool of stride 2 unless `pool` is 0."""
 
     def __init__(self, convolution: nn.Conv2d, pool: int, make_norm: MakeNorm | None = None) -> None:
         super().__init__()
