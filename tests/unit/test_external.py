@@ -26,7 +26,7 @@ from paceline.optim.lars import LarsRule
 from paceline.optim.muon import MuonRule
 from paceline.settings.model import External
 from paceline.settings.optimizer import WeightDecay
-from paceline.training.state import begin, fresh
+from paceline.training.state import build_state, initialize_state
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -217,8 +217,8 @@ def test_norms_become_paceline_s_with_their_own_epsilon_and_momentum() -> None:
 
 def test_each_norm_moves_by_its_own_momentum() -> None:
     plan = make_plan("model=timm:small", "norm_batch=16", *EXACT)
-    state = fresh(plan, WORLD)
-    begin(state, plan)
+    state = build_state(plan, WORLD)
+    initialize_state(state, plan)
     network = state.network
     network.forward_backward(next(open_loader(plan, None, 0, WORLD.device).training(0)))
     rows = network.statistics.pass_rows(0).clone()
@@ -356,7 +356,7 @@ def test_a_package_that_is_not_installed_is_one_line(package: str, monkeypatch: 
     assert refusal(f"{package}:small") == f"model: {expected} a network of Paceline's"
     plan = make_plan(f"init.from={package}:small")
     with pytest.raises(PlanError, match=f"^init.from: {expected} the weights of a file or a run$"):
-        begin(fresh(plan, WORLD), plan)
+        initialize_state(build_state(plan, WORLD), plan)
 
 
 @pytest.mark.parametrize(("name", "why"), [("nonsense", "Unknown model (nonsense)"), ("silent", "KeyError")])
@@ -390,9 +390,9 @@ def test_the_package_s_own_weights_follow_from_the_recipe_s_seed(seed: int) -> N
 
 def test_a_run_begins_with_the_weights_that_the_package_made() -> None:
     plan = make_plan("model=timm:small", "init.conv=normal-0.1")
-    state = fresh(plan, WORLD)
+    state = build_state(plan, WORLD)
     before = {name: value.clone() for name, value in state.network.module.state_dict().items()}
-    assert begin(state, plan) is None
+    assert initialize_state(state, plan) is None
     assert all(torch.equal(value, before[name]) for name, value in state.network.module.state_dict().items())
 
 
@@ -401,12 +401,11 @@ def test_published_weights_are_asked_for_and_a_head_for_other_classes_starts_ane
     package: str, packages: list[tuple[str, dict[str, Any]]]
 ) -> None:
     plan = make_plan(f"model={package}:headed", f"init.from={package}:headed")
-    state = fresh(plan, WORLD)
-    loaded = begin(state, plan)
+    state = build_state(plan, WORLD)
+    loaded = initialize_state(state, plan)
     assert loaded is not None
-    assert loaded.initial == [
-        f"network.network.{head}.{last}" for head in ("fc", "aux1") for last in ("weight", "bias")
-    ]
+    heads = [f"network.network.{head}" for head in ("fc", "aux1")]
+    assert loaded.initial == [f"{head}.{last}" for head in heads for last in ("weight", "bias")]
     assert loaded.tensors == len(state.network.module.state_dict()) - 4
     assert packages[-1] == ("headed", {"pretrained": True} if package == "timm" else {"weights": "DEFAULT"})
 
@@ -414,7 +413,7 @@ def test_published_weights_are_asked_for_and_a_head_for_other_classes_starts_ane
 def test_published_weights_that_do_not_fit_are_one_line() -> None:
     plan = make_plan("init.from=timm:small")
     with pytest.raises(UserError, match=r"^init.from: timm:small does not fit this network: 'conv1\.weight' .*$"):
-        begin(fresh(plan, WORLD), plan)
+        initialize_state(build_state(plan, WORLD), plan)
 
 
 def test_a_plan_of_one_frozen_block_trains_nothing_and_is_refused() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from conftest import make_plan
+from conftest import make_plan, make_session
 from paceline.data.load.batches import MicroBatch
 from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError
@@ -22,8 +22,8 @@ from paceline.model.network import Network, recomputing
 from paceline.model.norm import BatchNormAct
 from paceline.model.whole import Whole
 from paceline.planning import Plan
-from paceline.training.loop import update
-from paceline.training.state import State, begin, fresh
+from paceline.training.state import State, build_state, initialize_state
+from paceline.training.step import take_step
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -69,8 +69,8 @@ def tensors(made: Any) -> tuple[Tensor, ...]:
 
 def make_state(plan: Plan) -> State:
     """The state before the first step, with running statistics that are not those every network starts with."""
-    state = fresh(plan, WORLD)
-    begin(state, plan)
+    state = build_state(plan, WORLD)
+    initialize_state(state, plan)
     for number, norm in enumerate(norms(state.network.module)):
         norm.running_mean.fill_(0.01 * number)
         norm.running_var.fill_(1 + 0.01 * number)
@@ -86,8 +86,9 @@ def shares(plan: Plan) -> Iterator[list[MicroBatch]]:
 
 
 def train(plan: Plan, state: State, steps: int) -> None:
+    session = make_session(plan, state=state)
     for _, share in zip(range(steps), shares(plan), strict=False):
-        update(plan, WORLD, state, share)
+        take_step(session, share)
 
 
 def snapshot(module: nn.Module) -> dict[str, Tensor]:

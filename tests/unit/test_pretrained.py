@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from conftest import make_plan
+from conftest import make_plan, make_session
 from paceline import checkpoint
 from paceline.errors import DataError, UserError
 from paceline.model.batch import Chain
@@ -22,10 +22,10 @@ from paceline.model.layers import Head
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
 from paceline.model.pretrained import LoadedWeights, load_weights, read_weights
-from paceline.record import Run
 from paceline.settings.data import DataFacts
-from paceline.training.session import take_up
-from paceline.training.state import State, begin, fresh, to_files
+from paceline.training.restore import restore_newest
+from paceline.training.save import to_files
+from paceline.training.state import State, build_state, initialize_state
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -38,8 +38,8 @@ Tensors = dict[str, Tensor]
 def make_state(*words: str) -> State:
     """A small network as it begins."""
     plan = make_plan(*words)
-    state = fresh(plan, WORLD)
-    begin(state, plan)
+    state = build_state(plan, WORLD)
+    initialize_state(state, plan)
     return state
 
 
@@ -360,7 +360,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, suffix: str, damage: str) ->
 def test_weights_of_another_network_are_one_line(tmp_path: Path, other: str, message: str) -> None:
     colors = ("data.mean=[0.5]", "data.std=[0.5]") if "channels" in other else ()
     with torch.random.fork_rng(devices=[]):
-        theirs = fresh(make_plan(other, *colors), WORLD)
+        theirs = build_state(make_plan(other, *colors), WORLD)
     torch.save(tensors_of(theirs), tmp_path / "weights.pth")
     assert message in one_line(tmp_path / "weights.pth")
 
@@ -377,13 +377,13 @@ def test_too_few_or_too_many_foreign_tensors_are_one_line(tmp_path: Path) -> Non
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_run_that_keeps_an_average_passes_that_on(tmp_path: Path, precision: str) -> None:
     theirs = trained("ema.decay=0.9", f"on.precision={precision}", f"on.weights={precision}")
-    assert theirs.average is not None
-    for row in theirs.average.tensors().values():
+    assert theirs.ema is not None
+    for row in theirs.ema.tensors().values():
         row.fill_(0.75)
     checkpoint.write(tmp_path / "checkpoints", theirs.step, to_files(theirs))
     plan = make_plan(words_from(tmp_path))
-    started = fresh(plan, WORLD)
-    begin(started, plan)
+    started = build_state(plan, WORLD)
+    initialize_state(started, plan)
     assert all((tensor == 0.75).all() for tensor in tensors_of(started).values())
 
 
@@ -391,18 +391,20 @@ def test_a_run_that_started_from_weights_is_resumed_without_them(tmp_path: Path)
     theirs = tensors_of(trained())
     torch.save(theirs, tmp_path / "weights.pth")
     plan = make_plan(words_from(tmp_path / "weights.pth"))
-    first = Run(tmp_path / "run", writer=True)
-    started = take_up(plan, WORLD, first)
+    first = make_session(plan, tmp_path / "run", "own")
+    restore_newest(first)
+    started = first.state
     assert same(tensors_of(started), theirs)
-    assert f"init.from {tmp_path}/weights.pth: loaded 37 tensors" in (tmp_path / "run" / "log.txt").read_text()
+    assert f"init.from {tmp_path}/weights.pth: loaded 37 tensors" in first.run.rows()[0]["text"]
     started.network.module.state_dict()["head.dense.bias"].fill_(9)
     started.step = 1
-    checkpoint.write(first.checkpoints, 1, to_files(started))
-    first.close()
+    checkpoint.write(first.run.checkpoints, 1, to_files(started))
+    first.run.close()
     (tmp_path / "weights.pth").unlink()
-    again = Run(tmp_path / "run", writer=True)
-    resumed = take_up(plan, WORLD, again)
-    again.close()
+    again = make_session(plan, tmp_path / "run", "own", state=build_state(plan, WORLD))
+    restore_newest(again)
+    again.run.close()
+    resumed = again.state
     assert resumed.step == 1
     assert same(tensors_of(resumed), tensors_of(started))
-    assert (tmp_path / "run" / "log.txt").read_text().count("init.from") == 1
+    assert len(again.run.rows()) == 1

@@ -17,7 +17,7 @@ from paceline.model.dropout import DropoutMasks
 from paceline.model.network import Network
 from paceline.model.norm import Statistics
 from paceline.settings.data import DataFacts
-from paceline.training.trials import Outcome, differences
+from paceline.training.trials import Outcome, compare_outcomes
 
 pytestmark = [
     pytest.mark.long,
@@ -114,7 +114,7 @@ def test_a_network_compiles_once_and_whole_and_changes_rounding_only(
                     patch.setattr(part, "gate", exact_hardsigmoid)
             plain = training.learn(training.network, number)
         assert fused.tensors.keys() == plain.tensors.keys()
-        found = differences(plain, fused)
+        found = compare_outcomes(plain, fused)
         assert max(found.values()) <= 1e-9, found
     one, other = ((*batch.dropout, *batch.depth) for batch in (training.batch(0), training.batch(1)))
     assert not one or not all(map(torch.equal, one, other))

@@ -37,7 +37,7 @@ from paceline.data.pack import writer
 from paceline.numpy_types import UInt8s
 from paceline.record import latest, rows_of
 from paceline.settings.data import Files
-from paceline.training.trials import Outcome, Trial, differences
+from paceline.training.trials import Outcome, Trial, compare_outcomes
 from pictures_made import Made, make_pictures, split, write_folder, write_tars
 
 FORMATS = [*WRITERS, "pack"]
@@ -122,7 +122,7 @@ def run_trial(folder: Path, data: Path, steps: int, *words: str) -> Outcome:
 
 def test_two_formats_train_the_same_network(made: Path, tmp_path: Path) -> None:
     one, other = (run_trial(tmp_path / kind, made / kind, 3) for kind in ("folder", "pack"))
-    assert max(differences(one, other).values()) == 0
+    assert max(compare_outcomes(one, other).values()) == 0
     assert len(set(one.losses)) == 3
 
 
@@ -162,7 +162,7 @@ def test_600_pictures_with_every_pitfall_are_one_run_in_every_format(tmp_path: P
 def test_every_format_is_the_same_run_on_other_layouts_too(made: Path, tmp_path: Path, kind: str) -> None:
     one = run_trial(tmp_path / "one", made / "folder", 4)
     other = run_trial(tmp_path / "other", made / kind, 4, "on.replicas=2", "on.micro_batch=8", "on.loader_workers=3")
-    assert max(differences(one, other).values()) <= 1e-12
+    assert max(compare_outcomes(one, other).values()) <= 1e-12
 
 
 BAD = 5

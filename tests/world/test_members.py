@@ -16,8 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import make_plan, make_recipe
-from paceline.data.load.loader import open_loader
+from conftest import make_plan, make_recipe, make_session
 from paceline.model.batch import Batch
 from paceline.model.network import Network, recomputing
 from paceline.model.tables import MEMBERS, smallest_side
@@ -33,10 +32,10 @@ from paceline.settings.model import (
     ResNet,
     ResNeXt,
 )
-from paceline.training.evaluate import evaluate
-from paceline.training.loop import update
-from paceline.training.state import State, fresh
-from paceline.training.trials import Trial, differences
+from paceline.training.evaluate import evaluate_network
+from paceline.training.state import State, build_state
+from paceline.training.step import take_step
+from paceline.training.trials import Trial, compare_outcomes
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -133,7 +132,7 @@ def built(request: pytest.FixtureRequest) -> Built:
     plan = make_plan(f"model={page}", *data, *batches, *calm(model(page)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Built(plan, fresh(plan, WORLD))
+        return Built(plan, build_state(plan, WORLD))
 
 
 every_network = pytest.mark.parametrize(
@@ -145,16 +144,16 @@ every_network = pytest.mark.parametrize(
 def test_it_trains_a_step_and_validates(built: Built) -> None:
     plan, state = built.plan, built.state
     before = {name: tensor.clone() for name, tensor in built.network.state_dict().items()}
-    loader = open_loader(plan, None, 0, WORLD.device)
-    with closing(loader.training(0)) as shares:
-        update(plan, WORLD, state, next(shares))
+    session = make_session(plan, state=state)
+    with closing(session.loader.training(0)) as shares:
+        take_step(session, next(shares))
     assert not state.bad_steps()
-    assert 0 < state.last[0] / IMAGES < 100
+    assert 0 < state.last_sums[0] / IMAGES < 100
     for name, tensor in built.network.state_dict().items():
         # The gradient of a shift before a norm is zero, so only tables of weights and the statistics must move.
         if tensor.dim() > 1 or "running_" in name:
             assert not torch.equal(tensor, before[name]), name
-    row = evaluate(plan, WORLD, state.network, loader)
+    row = evaluate_network(session)
     assert row["images"] == 3
     assert 0 < row["loss"] < 100
 
@@ -238,5 +237,5 @@ def test_it_is_the_same_run_on_two_layouts(tmp_path: Path, page: str, side: int)
         plan = make_plan(*words, *inits, "on.cpu_threads=1", f"on.replicas={replicas}", f"on.micro_batch={micro_batch}")
         outcomes.append(Trial(folder, None, 2).finish(plan))
         shutil.rmtree(folder)  # pytest would keep a billion bytes of it
-    found = differences(*outcomes)
+    found = compare_outcomes(*outcomes)
     assert max(found.values()) <= EXACT, found

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from paceline import checkpoint
-from paceline.errors import DataError, RunError, UserError
+from paceline.errors import DataError, UserError
 from paceline.model.external import create, load_package
 from paceline.settings.data import DataFacts
 
@@ -71,12 +71,13 @@ def read_weights(source: str, facts: DataFacts) -> Weights:
 
 
 def _of_run(folder: Path) -> Weights:
-    """The weights that a run is evaluated by, from its newest intact checkpoint: averaged ones where it has them."""
-    for _, files in checkpoint.newest(folder / "checkpoints"):
-        if not isinstance(files, RunError):
-            averaged = files.get(checkpoint.AVERAGE)
-            return tensors_from(files[checkpoint.NETWORK]) | (tensors_from(averaged) if averaged else {})
-    raise DataError(f"init.from: {folder} holds no whole checkpoint")
+    """The weights that a run is evaluated by, from its newest intact checkpoint: its EMA where it has one."""
+    newest = checkpoint.newest_intact(folder / "checkpoints", damaged=lambda _: None)
+    if newest is None:
+        raise DataError(f"init.from: {folder} holds no intact checkpoint")
+    _, files = newest
+    ema = files.get(checkpoint.EMA)
+    return tensors_from(files[checkpoint.NETWORK]) | (tensors_from(ema) if ema else {})
 
 
 def _of_pickle(content: Any) -> Weights:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,6 +40,11 @@ class Whole:
         self._auxiliary: float = getattr(plan.recipe.model, "auxiliary", 0.0)
         self.augment = Augmentation(plan, world.device)
         self._loss = make_loss(plan.recipe.loss, plan.facts.classes)
+
+    def prepare(self, batch: MicroBatch) -> MicroBatch:
+        """Do what must be done to a training batch before the part of a step that a CUDA graph can hold."""
+        assert batch.draws is not None
+        return replace(batch, images=self.augment.prepare(batch.images, batch.draws))
 
     def forward_backward(self, batches: list[MicroBatch], loss_scale: Tensor | None = None) -> Tensor:
         """Train on this replica's micro-batches: gradients times the loss scale add up, and TRAIN_SUMS come back."""
@@ -119,7 +125,7 @@ class Whole:
     def _mixed(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Augmented and mixed images, their labels, and the weights of the labels where an image has several."""
         assert batch.draws is not None
-        return self.augment(self.augment.prepare(batch.images, batch.draws), batch.labels, batch.draws)
+        return self.augment(batch.images, batch.labels, batch.draws)
 
     def _pass(self, index: int, batch: MicroBatch) -> Batch:
         """What the layers know of the micro-batch of this pass."""

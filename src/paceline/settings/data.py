@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from paceline.settings.build import Settings
-from paceline.settings.types import Count, Positive
+from paceline.settings.types import Count, Positive, Settings
 
 # Every kind of data has these three, each with defaults of its own.
 Mean = Annotated[

@@ -9,9 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from paceline.settings.build import Settings
 from paceline.settings.duration import ClockInterval, Duration, Interval, refuse_clock
-from paceline.settings.types import Count, Names
+from paceline.settings.types import Count, Names, Settings
 
 LAYOUT = {"kind": "layout"}
 ARITHMETIC = {"kind": "arithmetic"}
@@ -139,6 +138,12 @@ class Placement(Settings):
     """Keep the checkpoint with the best validation accuracy as well."""
     keep_every: Annotated[Interval | None, Field(json_schema_extra=KEEPING)] = None
     """Keep one checkpoint of each such stretch for good, such as 10 epochs."""
+    sinks: Annotated[tuple[Literal["console", "csv", "log"], ...], Field(json_schema_extra=KEEPING)] = (
+        "console",
+        "csv",
+        "log",
+    )
+    """Where the rows of the record also go while a run trains: the terminal, CSV tables, log.txt."""
 
 
 class ResolvedPlacement(Placement):
