@@ -323,7 +323,7 @@ def one_line(source: Path | str) -> str:
 
 def test_a_source_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert "is not there; give a run folder, a .safetensors or .pth file, or timm:NAME" in one_line(tmp_path / "no.pth")
-    assert "holds no whole checkpoint" in one_line(tmp_path)
+    assert "holds no intact checkpoint" in one_line(tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["pth", "pt", "safetensors"])
