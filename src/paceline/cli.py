@@ -36,11 +36,11 @@ class Verbs(TyperGroup):
 
 def _refuse_option(fault: Any) -> None:
     """Say what to write in place of an unknown option, where that is known."""
-    from paceline.job import addresses
+    from paceline.job import all_addresses
     from paceline.settings.suggest import elsewhere
 
     words = " ".join(str(parameter.metavar) for parameter in fault.ctx.command.params)
-    known = [key for key in addresses() if "[KEY=VALUE]" in words or (key.startswith("on.") and "on.KEY" in words)]
+    known = [key for key in all_addresses() if "[KEY=VALUE]" in words or (key.startswith("on.") and "on.KEY" in words)]
     given = re.search(rf"\0{re.escape(fault.option_name)}[=\0]([^-\0][^\0]*)", "\0".join(sys.argv))
     value = given[1] if given else "..."
     option = fault.option_name.lstrip("-").replace("-", "_")

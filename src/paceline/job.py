@@ -21,10 +21,13 @@ from paceline.model import tables
 from paceline.planning import Plan
 from paceline.reconcile import make_plan
 from paceline.record import PLAN, RECORD, Run, Stored, store_plan, stored_plan
-from paceline.settings import build, shipped
+from paceline.settings import shipped
+from paceline.settings.build import build
 from paceline.settings.data import Data, Files, Made, Shapes
 from paceline.settings.placement import Placement
+from paceline.settings.read import Tree, changes, dump, override, parse
 from paceline.settings.recipe import Recipe
+from paceline.settings.schema import addresses
 from paceline.sink.log import LOG
 
 DEFAULT_RECIPE = "shapes/resnet8"
@@ -39,9 +42,9 @@ class Job:
     asked: Placement
     """The placement as it was written, 'auto' included."""
     data_folder: Path | None
-    written: build.Tree
+    written: Tree
     """Where each setting of the recipe was written."""
-    placed: build.Tree
+    placed: Tree
     """Where each setting of the placement was written."""
     machine: Machine
     launch: Launch | None
@@ -58,29 +61,29 @@ def read_words(recipe: str | None, words: list[str]) -> tuple[str, list[str]]:
     return recipe, words
 
 
-def read_recipe(name: str, words: list[str]) -> tuple[Recipe, build.Tree]:
+def read_recipe(name: str, words: list[str]) -> tuple[Recipe, Tree]:
     """A recipe with the overrides that concern it."""
     written = shipped.tree("recipes", name)
     for word in words:
         if not word.startswith("on."):
-            build.override(written, word, Recipe)
-    return build.build(Recipe, written, [key for key in addresses() if key.startswith("on.")]), written
+            override(written, word, Recipe)
+    return build(Recipe, written, [key for key in all_addresses() if key.startswith("on.")]), written
 
 
 def read_placement(
     page: str | None, words: list[str], replicas: int | None = None, device: str | None = None
-) -> tuple[Placement, build.Tree]:
+) -> tuple[Placement, Tree]:
     """A placement with the on.* words and flags that concern it."""
-    placed = shipped.tree("placements", page) if page else build.Tree({}, {(): "placement"})
+    placed = shipped.tree("placements", page) if page else Tree({}, {(): "placement"})
     for word in [*words, *flag_words(replicas, device)]:
         if word.startswith("on."):
-            build.override(placed, word, Placement, prefix="on.")
-    return build.build(Placement, placed, addresses()), placed
+            override(placed, word, Placement, prefix="on.")
+    return build(Placement, placed, all_addresses()), placed
 
 
-def addresses() -> list[str]:
+def all_addresses() -> list[str]:
     """Every word before a '=' that a recipe and a placement know."""
-    return [*build.addresses(Recipe), *(f"on.{key}" for key in build.addresses(Placement))]
+    return [*addresses(Recipe), *(f"on.{key}" for key in addresses(Placement))]
 
 
 def flag_words(replicas: int | None, device: str | None) -> list[str]:
@@ -135,8 +138,8 @@ def plan_job(
     recipe: Recipe,
     placement: Placement,
     folder: Path | None,
-    written: build.Tree,
-    placed: build.Tree,
+    written: Tree,
+    placed: Tree,
     words: tuple[str, ...] = (),
     test: Path | None = None,
 ) -> Job:
@@ -168,7 +171,7 @@ def prepare_folder(job: Job, folder: Path) -> None:
 
 
 def _check_same(job: Job, folder: Path) -> None:
-    changed = build.differences(stored_plan(folder).recipe, job.plan.recipe)
+    changed = changes(stored_plan(folder).recipe, job.plan.recipe)
     changed = [line for line in changed if not line.startswith(("about:", "published:", "source:"))]
     if changed:
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
@@ -197,16 +200,16 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
     that evaluates the images of that folder."""
     stored = stored_plan(folder)
     began = stored.recipe if test is None else _without_labels(stored.recipe)
-    written, placed = (build.read(build.dump(settings), str(folder)) for settings in (began, stored.placement))
+    written, placed = (parse(dump(settings), str(folder)) for settings in (began, stored.placement))
     for word in words:
         if word.startswith("on."):
-            build.override(placed, word.removeprefix("on."), Placement)
+            override(placed, word.removeprefix("on."), Placement)
         elif word.startswith("data.max_bad=") or (test and word.startswith(("data.labels=", "data.first_label="))):
             # Says when to give up, or how other images are labeled: nothing of what is learned.
-            build.override(written, word, Recipe)
+            override(written, word, Recipe)
         else:
             raise SpecError(f"'{word}': a run keeps its recipe; only on.* words may change, such as on.micro_batch=64")
-    recipe = build.build(Recipe, written)
+    recipe = build(Recipe, written)
     if test is not None:
         if data is not None:
             raise SpecError(f"--data {data} and --test {test}: only one of them can be evaluated; leave one out")
@@ -221,8 +224,8 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
             raise DataError(f"{fault}; evaluate other images than the run's own with validate --test {data}") from None
         check_identity(folder, settings, place)
     recipe = recipe.model_copy(update={"data": settings})
-    placement = build.build(Placement, placed)
-    return plan_job(str(folder), recipe, placement, place, build.Tree(), placed, tuple(words), test)
+    placement = build(Placement, placed)
+    return plan_job(str(folder), recipe, placement, place, Tree(), placed, tuple(words), test)
 
 
 def _without_labels(recipe: Recipe) -> Recipe:

@@ -19,10 +19,12 @@ from paceline import __version__
 from paceline.errors import Broken, RunError
 from paceline.machine import Machine
 from paceline.planning import Plan
-from paceline.settings.build import Settings, Tree, build, dump, read
+from paceline.settings.build import build
 from paceline.settings.placement import Placement
 from paceline.settings.placement import keys as placement_keys
+from paceline.settings.read import Tree, dump, parse
 from paceline.settings.recipe import Recipe
+from paceline.settings.types import Settings
 
 Row = dict[str, Any]
 
@@ -218,7 +220,7 @@ def stored_plan(folder: Path) -> Stored:
     path = folder / PLAN
     if not path.is_file():
         raise RunError(f"{folder}: this is no run folder ('{PLAN}' is missing)")
-    return build(Stored, read(path.read_text(), str(path)))
+    return build(Stored, parse(path.read_text(), str(path)))
 
 
 def numbers_of(plan: Plan) -> Row:

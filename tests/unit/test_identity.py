@@ -13,8 +13,8 @@ from paceline.data.index.fingerprint import IDENTITY, keep_identity
 from paceline.errors import DataError, RunError, SpecError
 from paceline.job import Job, plan_job, prepare_folder, stored_job
 from paceline.record import Run, stored_plan
-from paceline.settings import build
 from paceline.settings.data import Files
+from paceline.settings.read import Tree
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def sources(tmp_path: Path) -> Path:
 
 def job_of(data: Path, *words: str) -> Job:
     plan = file_plan(data, *words)
-    tree = build.Tree({}, {(): "test"})
+    tree = Tree({}, {(): "test"})
     return plan_job("test", plan.recipe, plan.placement, data, tree, tree)
 
 

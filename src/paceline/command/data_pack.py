@@ -16,8 +16,9 @@ from paceline.command.tables import show_facts
 from paceline.data.pack.shards import Tell
 from paceline.errors import DataError, SpecError
 from paceline.job import console
-from paceline.settings import build
+from paceline.settings.build import build
 from paceline.settings.data import Files
+from paceline.settings.read import override, parse
 
 
 def pack(
@@ -87,10 +88,10 @@ def convert(
 
 def settings(words: list[str]) -> Files:
     """The settings of a data set from KEY=VALUE words, as a recipe's `data` has them."""
-    tree = build.read("{name: images}", "data")
+    tree = parse("{name: images}", "data")
     for word in words:
-        build.override(tree, word.removeprefix("data."), Files)
-    return build.build(Files, tree)
+        override(tree, word.removeprefix("data."), Files)
+    return build(Files, tree)
 
 
 def existing(source: Path) -> Path:

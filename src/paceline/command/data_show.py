@@ -21,8 +21,9 @@ from paceline.data.pack.writer import open_source
 from paceline.errors import DataError, SpecError
 from paceline.job import plan_job, read_placement, read_recipe
 from paceline.planning import Plan
-from paceline.settings import build
+from paceline.settings.build import build
 from paceline.settings.data import Files
+from paceline.settings.read import Tree, parse
 from paceline.settings.recipe import Recipe
 
 Picture = NDArray[np.uint8]
@@ -68,7 +69,7 @@ def _read(words: list[str]) -> Recipe:
         if not isinstance(data, Files):
             raise SpecError(f"{words[0]} trains on {data.name}, which is not in files; write data=images after it")
         return recipe.model_copy(update={"data": data})
-    page = build.build(Recipe, build.read(_PAGE, "show"))
+    page = build(Recipe, parse(_PAGE, "show"))
     return page.model_copy(update={"data": settings(words)})
 
 
@@ -119,7 +120,7 @@ def _write_sheet(recipe: Recipe, index: Index, sheet: Path) -> None:
     found, folder = places.locate(data, index.folder)
     assert folder is not None
     placement, placed = read_placement(None, ["on.device=cpu", "on.replicas=1"])
-    plan = plan_job("show", recipe.model_copy(update={"data": found}), placement, folder, build.Tree(), placed).plan
+    plan = plan_job("show", recipe.model_copy(update={"data": found}), placement, folder, Tree(), placed).plan
     shown = _shown_positions(plan)
     side, rows = plan.facts.side + _GAP, 2 * -(-len(shown) // _COLUMNS)
     grid = np.full((rows * side + _GAP, _COLUMNS * side + _GAP, 3), 255, np.uint8)

@@ -9,9 +9,12 @@ from typing import Any
 from paceline.command.tables import show_facts, show_rows
 from paceline.errors import PlanError, SpecError
 from paceline.model import tables
-from paceline.settings import build
+from paceline.settings.build import build
 from paceline.settings.data import DataFacts
+from paceline.settings.read import override, parse
 from paceline.settings.recipe import Recipe
+from paceline.settings.schema import fields
+from paceline.settings.types import Settings
 
 _PAGE = "{global_batch: 1, epochs: 1, optimizer: {name: sgd, lr: 0.1}, schedule: constant}"
 """What a recipe must say beside its model."""
@@ -32,10 +35,10 @@ def run(name: str | None, words: list[str], blocks: bool, side: int | None, as_j
         ]
         show_rows(rows, as_json)
         return
-    tree = build.read(_PAGE, "models")
+    tree = parse(_PAGE, "models")
     for word in [f"model={name}", *words]:
-        build.override(tree, word, Recipe)
-    recipe = build.build(Recipe, tree)
+        override(tree, word, Recipe)
+    recipe = build(Recipe, tree)
     if blocks:
         _show_blocks(recipe, side, as_json)
         return
@@ -64,7 +67,7 @@ def _show_blocks(recipe: Recipe, side: int | None, as_json: bool) -> None:
     show_rows([*rows, total], as_json)
 
 
-def settings_of(kind: type[build.Settings]) -> list[dict[str, Any]]:
+def settings_of(kind: type[Settings]) -> list[dict[str, Any]]:
     """Each setting of a kind: its key, default, choices and meaning."""
     return [
         {
@@ -73,7 +76,7 @@ def settings_of(kind: type[build.Settings]) -> list[dict[str, Any]]:
             "choices": _choices(info.annotation),
             "meaning": " ".join((info.description or "").split()),
         }
-        for key, info in build.fields(kind).items()
+        for key, info in fields(kind).items()
         if key != "name"
     ]
 
