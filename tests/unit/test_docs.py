@@ -14,13 +14,15 @@ import pytest
 from paceline.settings import schema, shipped
 from paceline.settings.placement import Placement
 from paceline.settings.recipe import Recipe
+from paceline.settings.types import Settings
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/paceline"
+ROOTS = (ROOT, SOURCE, ROOT / "docs", ROOT / "benchmarks")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-FOREIGN = {"BatchNorm2d", "TarInfo.offset_data"}
-"""Names of torch and of Python's library that look like ours."""
+FOREIGN = {"BatchNorm2d", "TarInfo.offset_data", "torch.var_mean", "validate_dataset.py"}
+"""Names of torch, of Python's library and of older systems that look like ours."""
 WRITTEN = {
     "plan.yaml", "data.json", "average.json", "state.json", "manifest.json", "metadata.json", "paceline-pack.json",
     "log.txt", "training.csv", "validation.csv", "training.index", "validation.index", "plan.recipe", "plan.placement",
@@ -60,9 +62,9 @@ def test_paths_names_and_settings_exist(page: Path) -> None:
     "wrong",
     [
         "the unions `Optimiser` and `Schedule`", "`optimisation.py`", "refuse it in `plan.py`", "`optim/descent.py`",
-        "`Slab` in `optim/flat.py`", "`ema.rate`", "`on.micro`", "`on.micro_size=8`", "`tests/unit/test_nothing.py`",
+        "`Slabs` in `optim/flat.py`", "`ema.rate`", "`on.micro`", "`on.micro_size=8`", "`tests/unit/test_nothing.py`",
         "`take_off(session)`", "`Whole.learn`", "`State` in `record.py`", "`take_step` of `training/loop.py`",
-        "`optimizer.trust=1`", "a case in `lr` of\n`training/step.py`",
+        "`optimizer.trust=1`", "`keep_whole` says", "a case in `lr` of\n`training/step.py`",
     ],
 )  # fmt: skip
 def test_what_does_not_exist_would_be_found(wrong: str) -> None:
@@ -84,15 +86,19 @@ def fault_of(word: str) -> str:
     """What is wrong with one word, or nothing."""
     if re.search(r"[<>|*\s]|\.\.\.|^[-~$.\"/]|[A-Z]{3,}$", word):
         return ""
-    if re.fullmatch(r"[\w./-]+\.(py|md)|(src|docs|tests|benchmarks|settings|training)/[\w./-]*", word):
-        return "" if any((root / word).exists() for root in (ROOT, SOURCE, ROOT / "docs")) else "no such file"
     if word in FOREIGN | WRITTEN:
         return ""
+    if re.fullmatch(
+        r"[\w./-]+\.(py|md|toml)|constraints.txt|(src|docs|tests|benchmarks|settings|training)/[\w./-]*", word
+    ):
+        return "" if any((root / word).exists() for root in ROOTS) else "no such file"
     if re.fullmatch(r"_?[a-z]\w*\([\w, ]*\)", word):
         return "" if word.partition("(")[0] in names() or word in CALLS else "no such function"
     if re.fullmatch(r"[A-Z]\w*[a-z]\w*(\.\w+)?(\(\))?", word):
         owner, _, member = word.removesuffix("()").partition(".")
         return "" if owner in names() and (not member or member in names()) else "no such class"
+    if re.fullmatch(r"_?[a-z]+(_[a-z]+)+", word):
+        return "" if word in words() else "no such name"
     key, equals, _ = word.partition("=")
     if re.fullmatch(r"[a-z]\w*(\.[a-z]\w*)+", key) and not re.search(r"\.(safetensors|jsonl|yaml|csv|pth|tar)$", key):
         return "" if is_setting(key) or (not equals and key in modules()) else "no such setting"
@@ -105,8 +111,7 @@ CALLS = {"block(x, batch)", "norm(x, batch, shortcut)", "make_norm(channels, act
 
 def is_setting(key: str) -> bool:
     """Whether an address leads to a setting, through some kind wherever there are several."""
-    model = Placement if key.startswith("on.") else Recipe
-    models = {model}
+    models: set[type[Settings]] = {Placement if key.startswith("on.") else Recipe}
     for step in key.removeprefix("on.").split("."):
         infos = [schema.fields(kind)[step] for kind in models if step in schema.fields(kind)]
         if not infos:
@@ -119,6 +124,13 @@ def is_setting(key: str) -> bool:
 def modules() -> set[str]:
     """Every module of ours and each of its names, dotted: keyed.words."""
     return {f"{file.stem}.{name}" for file in SOURCE.rglob("*.py") for name in defined_in(file)}
+
+
+@cache
+def words() -> set[str]:
+    """Every word of the source: names of settings, of fields in the record and of functions alike."""
+    files = [*SOURCE.rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    return {word for file in files for word in re.findall(r"\w+", file.read_text())}
 
 
 @cache
