@@ -16,7 +16,7 @@ from paceline import checkpoint
 from paceline.data.load.batches import Loader
 from paceline.errors import RunError
 from paceline.model.whole import exact
-from paceline.optim.averages import Tensors, blend
+from paceline.optim.averages import StateDict, average_networks
 from paceline.planning import Plan
 from paceline.record import Row, Run, json_text, latest
 from paceline.training.evaluate import evaluate
@@ -47,7 +47,7 @@ class Blended:
     """What the checkpoints of some steps have become; the first replica has it, the others know the steps alone."""
 
     steps: list[int] = field(default_factory=list)
-    network: Tensors = field(default_factory=dict)
+    network: StateDict = field(default_factory=dict)
     last: Saved = field(default_factory=dict)
     """The last checkpoint that is in it."""
     faults: list[RunError] = field(default_factory=list)
@@ -73,7 +73,7 @@ def read_and_blend(run: Run, steps: list[int], method: Method) -> Blended:
     """One network of the checkpoints of these steps, passing over what cannot be read; each is read once."""
     made = Blended()
 
-    def networks() -> Iterator[Tensors]:
+    def networks() -> Iterator[StateDict]:
         for step in steps:
             try:
                 made.last = checkpoint.read(run.checkpoints / checkpoint.name_of(step))
@@ -83,7 +83,7 @@ def read_and_blend(run: Run, steps: list[int], method: Method) -> Blended:
                 made.steps.append(step)
                 yield tensors_from(made.last[checkpoint.NETWORK])
 
-    made.network = blend(networks(), method.decay)
+    made.network = average_networks(networks(), method.decay)
     return made
 
 
@@ -142,7 +142,7 @@ def recalibrate(plan: Plan, world: World, state: State, loader: Loader, images: 
     return steps * plan.global_batch
 
 
-def _statistics(state: State, made: Tensors) -> Tensors:
+def _statistics(state: State, made: StateDict) -> StateDict:
     """The running statistics that are new, in the types they are stored in."""
     norms = [name for name, part in state.network.module.named_modules() if part in state.network.statistics.norms]
     names = [f"{norm}.{which}" for norm in norms for which in ("running_mean", "running_var")]

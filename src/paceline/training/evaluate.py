@@ -25,9 +25,9 @@ def judge(
     """Accuracy of what a run has made so far: its averaged weights where there is an average, else its weights."""
     if state.average is None:
         return evaluate(plan, world, state.network, loader, sink, requests)
-    if not state.average.begun(state.step):
+    if not state.average.started(state.step):
         return evaluate(plan, world, state.network, loader, sink, requests) | {"averaged": False}
-    with state.average.shown():
+    with state.average.swapped_in():
         return evaluate(plan, world, state.network, loader, sink, requests) | {"averaged": True}
 
 

@@ -76,4 +76,4 @@ def update(plan: Plan, world: World, state: State, share: list[MicroBatch]) -> N
     state.step += 1
     state.count(bad)
     if state.average:
-        state.average.move(state.step, bad)
+        state.average.update(state.step, bad)

@@ -19,7 +19,7 @@ from paceline.model.init import initialize, published
 from paceline.model.norm import norm_parameters
 from paceline.model.pretrained import Adoption, adopt
 from paceline.model.whole import TALLY, Whole, exact
-from paceline.optim.averages import Average
+from paceline.optim.averages import Ema
 from paceline.optim.build import Optimizer, build_optimizer
 from paceline.planning import Plan
 from paceline.record import json_text
@@ -45,7 +45,7 @@ class State:
     """For each step of the run, whether it was skipped because something in it was not finite."""
     scale: LossScale
     """What the loss is multiplied by before the backward pass."""
-    average: Average | None = None
+    average: Ema | None = None
     """The moving average of weights and running statistics, where the recipe asks for one."""
     reported: int = 0
     """The step of the last report."""
@@ -66,7 +66,7 @@ def fresh(plan: Plan, world: World) -> State:
     optimizer = build_optimizer(network.module.named_parameters(), plan, norm_parameters(network.module))
     sums = torch.zeros(2, len(TALLY), dtype=exact(world.device), device=world.device)
     decay = plan.recipe.ema.decay
-    average = None if decay is None else Average(plan, network.module, decay)
+    average = None if decay is None else Ema(plan, network.module, decay)
     bad = torch.zeros(plan.steps, dtype=torch.uint8, device=world.device)
     scale = LossScale(plan, world.device)
     return State(network, optimizer, sums[0], sums[1], bad, scale, average)
@@ -102,7 +102,7 @@ def to_files(state: State) -> dict[str, bytes]:
         "optimizer.safetensors": tensors_to(_on_host(state.optimizer.tensors())),
         "state.json": json_text(rest).encode(),
     }
-    if state.average is not None and state.average.begun(state.step):
+    if state.average is not None and state.average.started(state.step):
         files[AVERAGE] = tensors_to(_on_host(state.average.tensors()))
     return files
 
@@ -136,7 +136,7 @@ def set_network(state: State, tensors: dict[str, Tensor], where: str) -> None:
 
 
 def _restore_average(state: State, files: dict[str, bytes], step: int, where: str) -> None:
-    if state.average is None or not state.average.begun(step):
+    if state.average is None or not state.average.started(step):
         return
     if AVERAGE not in files:
         raise RunError(
