@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from paceline.augment.boxes import evaluation_boxes, training_boxes
+from paceline.augment.resized_crop import evaluation_boxes, training_boxes
 from paceline.data.index.image_header import look
 from paceline.data.load.decode import decode_into
 from paceline.data.pack import libjpeg

@@ -21,18 +21,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.data.load.arrays import open_source
-from paceline.data.load.loader import open_loader
 from paceline.job import plan_job
 from paceline.planning import Plan
-from paceline.record import Row, Run
+from paceline.record import Row
 from paceline.settings import build
 from paceline.settings.placement import Placement
 from paceline.settings.recipe import Recipe
-from paceline.sink import Sink
 from paceline.training.loop import train
-from paceline.training.requests import Requests
-from paceline.training.session import settle_torch, take_up
-from paceline.world import init_world
+from paceline.training.restore import restore_newest
+from paceline.training.session import open_session
 
 
 class BareUnit(nn.Module):
@@ -81,7 +78,7 @@ class Bare:
     def __init__(self, plan: Plan, model: str, device: torch.device) -> None:
         pictures = open_source(plan, None).training
         self.images = (
-            F.pad(torch.tensor(pictures.pictures).permute(0, 3, 1, 2), (4, 4, 4, 4))
+            F.pad(torch.tensor(pictures.images).permute(0, 3, 1, 2), (4, 4, 4, 4))
             .permute(0, 2, 3, 1)
             .contiguous()
             .to(device)
@@ -118,7 +115,7 @@ class Bare:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-class Turns(Sink):
+class Turns:
     """At each report of the Paceline loop, notes its time and lets the bare loop do as many steps."""
 
     def __init__(self, bare: Bare, steps: int) -> None:
@@ -127,8 +124,10 @@ class Turns(Sink):
         self.theirs: list[float] = []
         self.start = time.perf_counter()
 
-    def report(self, _: Row) -> None:
-        """The report has just read the device, so Paceline's steps are done."""
+    def row(self, row: Row) -> None:
+        """A report has just read the device, so Paceline's steps are done."""
+        if row["kind"] != "report":
+            return
         now = time.perf_counter()
         self.ours.append(now - self.start)
         for _step in range(self.count):
@@ -137,6 +136,9 @@ class Turns(Sink):
             torch.cuda.synchronize()
         self.start = time.perf_counter()
         self.theirs.append(self.start - now)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Only reports count."""
 
 
 def measure(options: argparse.Namespace) -> dict[str, object]:
@@ -158,13 +160,11 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     plan = plan_job(
         "benchmark", recipe, build.build(Placement, build.Tree(placement)), None, build.Tree(), build.Tree()
     ).plan
-    settle_torch(plan)
-    world = init_world(plan, None)
-    with tempfile.TemporaryDirectory() as folder:
-        run = Run(Path(folder), writer=True)
-        turns = Turns(Bare(plan, options.model, world.device), options.steps)
-        loader = open_loader(plan, None, 0, world.device)
-        train(plan, world, run, take_up(plan, world, run), loader, turns, Requests(world))
+    with tempfile.TemporaryDirectory() as folder, open_session(plan, Path(folder)) as session:
+        turns = Turns(Bare(plan, options.model, session.world.device), options.steps)
+        session.run.sinks = [turns]
+        restore_newest(session)
+        train(session)
     ours, theirs = (statistics.median(times[options.warm :]) / options.steps for times in (turns.ours, turns.theirs))
     ratios = [b / a for a, b in zip(turns.ours[options.warm :], turns.theirs[options.warm :], strict=True)]
     return {

@@ -8,15 +8,21 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from paceline.job import plan_job
 from paceline.planning import Plan
+from paceline.record import Mode, Run
 from paceline.settings import build
 from paceline.settings.placement import Placement
 from paceline.settings.recipe import Recipe
+
+if TYPE_CHECKING:
+    from paceline.training.session import Session
+    from paceline.training.state import State
+    from paceline.world import World
 
 SMALL = """
 model: resnet8
@@ -48,6 +54,30 @@ def make_plan(*words: str, text: str = SMALL) -> Plan:
             build.override(placed, word.removeprefix("on."), Placement)
     recipe = make_recipe(*(word for word in words if not word.startswith("on.")), text=text)
     return plan_job("test", recipe, build.build(Placement, placed), None, build.Tree(), placed).plan
+
+
+def make_session(
+    plan: Plan,
+    folder: Path = Path("no run"),
+    mode: Mode = "read",
+    world: World | None = None,
+    state: State | None = None,
+) -> Session:
+    """A session of a plan in this process, on the CPU unless a world says otherwise; its weights are initial ones."""
+    import torch
+
+    from paceline.training.requests import Requests
+    from paceline.training.session import Session
+    from paceline.training.state import initialize_state
+    from paceline.world import World
+
+    world = world or World(torch.device("cpu"))
+    session = Session(plan, world, Run(folder, mode), Requests(world))
+    if state is not None:
+        session.state = state
+    else:
+        initialize_state(session.state, plan)
+    return session
 
 
 Paceline = Callable[..., "subprocess.CompletedProcess[str]"]

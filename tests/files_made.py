@@ -18,7 +18,7 @@ from PIL import Image
 from conftest import make_recipe
 from paceline.data.index import locate
 from paceline.data.index.scan import open_index
-from paceline.data.load.files import Stream
+from paceline.data.load.files import FileLoader
 from paceline.data.load.loader import open_loader
 from paceline.data.load.workers import Chunk, Faults, Fill
 from paceline.data.pack import writer
@@ -122,10 +122,10 @@ def every_pitfall(count: int, folder: Path) -> Path:
 @contextmanager
 def loading(
     plan: Plan, folder: Path, replica: int = 0, run: Path | None = None, device: torch.device = CPU
-) -> Iterator[Stream]:
+) -> Iterator[FileLoader]:
     """The loader of a replica, closed at the end."""
     loader = open_loader(plan, folder, replica, device, run)
-    assert isinstance(loader, Stream)
+    assert isinstance(loader, FileLoader)
     with closing(loader):
         yield loader
 
@@ -140,7 +140,9 @@ def trained(plan: Plan, folder: Path, start: int, steps: int, run: Path | None =
             for batch in itertools.chain.from_iterable(itertools.islice(shares, steps)):
                 assert batch.count == size
                 assert batch.images.is_contiguous(memory_format=torch.channels_last)
-                pixels[batch.first], labels[batch.first] = (
+                assert batch.positions is not None
+                first = int(batch.positions[0])
+                pixels[first], labels[first] = (
                     batch.images.permute(0, 2, 3, 1).numpy(),
                     batch.labels.numpy(),
                 )
@@ -179,5 +181,5 @@ def marking() -> Fill:
 
 
 def _mark(chunk: Chunk, into: NDArray[np.uint8]) -> Faults:
-    into[:] = chunk.numbers[:, None, None, None]
+    into[:] = chunk.indices[:, None, None, None]
     return []

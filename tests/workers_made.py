@@ -11,9 +11,11 @@ from pathlib import Path
 from paceline.data.index import scan
 from paceline.data.index.formats import Found, Unit
 from paceline.data.index.formats import folder as folders
-from paceline.data.load.image_files import Cache, Encoded, open_splits
-from paceline.data.load.workers import Chunk, Faults, Fill, Pictures
+from paceline.data.load.cache import Cache
+from paceline.data.load.image_files import ImageFiles, open_splits
+from paceline.data.load.workers import Chunk, Faults, Fill
 from paceline.errors import DataError
+from paceline.numpy_types import UInt8s
 from paceline.planning import Plan
 from paceline.settings.data import Files
 
@@ -21,7 +23,7 @@ PATIENCE = 120
 """Seconds after which another worker will not come any more."""
 
 
-class Counting(Encoded):
+class Counting(ImageFiles):
     """A split that counts the images that are read from files."""
 
     reads = 0
@@ -45,15 +47,15 @@ def meeting(plan: Plan, folder: Path, meet: Path, cache: Cache) -> Fill:
     opened = open_splits(plan, plan.data, folder)
     splits = {split.split: Counting(split.table, folder, split.split, cache) for split in opened}
 
-    def fill(chunk: Chunk, into: Pictures) -> Faults:
-        if chunk.mirrored.any():
+    def fill(chunk: Chunk, into: UInt8s) -> Faults:
+        if chunk.flipped.any():
             (meet / str(os.getpid())).touch()
             late = time.monotonic() + PATIENCE
             while len(list(meet.iterdir())) < 2:
                 assert time.monotonic() < late
                 time.sleep(0.01)
         before = Counting.reads
-        for number, place in zip(chunk.numbers.tolist(), into, strict=True):
+        for number, place in zip(chunk.indices.tolist(), into, strict=True):
             place[:] = sum(splits[chunk.split].read(number)) % 251
         return [(Counting.reads - before, str(os.getpid()))]
 

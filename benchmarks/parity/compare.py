@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from paceline.model.batch import Batch
 from paceline.model.build import build_network
 from paceline.model.dropout import Dropout, StochasticDepth
 from paceline.model.network import Network
-from paceline.model.norm import BatchNormAct, Statistics
+from paceline.model.norm import Statistics
 from paceline.model.pretrained import take
 from paceline.model.tables import MEMBERS
 from paceline.settings import build
@@ -118,7 +121,8 @@ def compare(ours: str, theirs: str, device: torch.device) -> bool:
     cells, worst = [], 0.0
     for training in (False, True):
         _settle(network, peer, training)
-        for one, other in zip(run(network, images), run(peer, images), strict=True):
+        batch = Batch(Statistics(network, passes=1, groups=1).pass_rows(0)) if training else None
+        for one, other in zip(run(partial(network, batch=batch), images), run(peer, images), strict=True):
             assert torch.stack([one, other]).isfinite().all(), (ours, theirs)
             difference = float((one - other).abs().max() / other.abs().max())
             worst = max(worst, difference)
@@ -129,7 +133,7 @@ def compare(ours: str, theirs: str, device: torch.device) -> bool:
     return same and worst <= LIMIT
 
 
-def run(network: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+def run(network: Callable[[Tensor], Any], images: Tensor) -> tuple[Tensor, Tensor]:
     """All scores side by side, and the gradient of a fixed mixture of them with respect to the images."""
     given = images.clone().requires_grad_()
     made = network(given)
@@ -204,9 +208,6 @@ def _settle(network: Network, peer: nn.Module, training: bool) -> None:
     for part in network.modules():
         if isinstance(part, Dropout | StochasticDepth):
             part.rate = 0.0
-        if isinstance(part, BatchNormAct):
-            part.images = IMAGES
-    Statistics(network, passes=1, groups=1)
 
 
 if __name__ == "__main__":

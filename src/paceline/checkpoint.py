@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written whole or not at all, and read only when every byte is what was written."""
+"""Checkpoints on disk: written completely or not at all, and read only if every byte is what was written."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from paceline.errors import Broken, RunError
 
-MANIFEST, NETWORK, AVERAGE = "manifest.json", "network.safetensors", "average.safetensors"
+MANIFEST, NETWORK, EMA = "manifest.json", "network.safetensors", "ema.safetensors"
+Files = dict[str, bytes]
+"""The content of a checkpoint by file name."""
+ATTEMPTS = 20
+"""How often checkpoints are chosen anew because a run that trains has removed one in the meantime."""
 _NAME = re.compile(r"step-(\d{9})")
 
 
@@ -29,16 +33,16 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted(int(found[1]) for child in folder.iterdir() if (found := _NAME.fullmatch(child.name)))
 
 
-def write(folder: Path, step: int, files: dict[str, bytes]) -> Path:
+def write(folder: Path, step: int, files: Files) -> Path:
+    """Commit the checkpoint of a step to the folder of a run's checkpoints."""
+    return write_to(folder / name_of(step), step, files)
+
+
+def write_to(final: Path, step: int, files: Files) -> Path:
     """Commit a checkpoint: files and a manifest under a temporary name, synced, then renamed into place.
 
-    A kill at any moment leaves either the whole checkpoint or a temporary folder that the next start removes.
+    A kill at any moment leaves either the complete checkpoint or a temporary folder that the next start removes.
     """
-    return write_at(folder / name_of(step), step, files)
-
-
-def write_at(final: Path, step: int, files: dict[str, bytes]) -> Path:
-    """The same into a folder of any name."""
     folder = final.parent
     part = folder / f".{final.name}-{uuid.uuid4().hex[:8]}"
     try:
@@ -60,7 +64,7 @@ def write_at(final: Path, step: int, files: dict[str, bytes]) -> Path:
     return final
 
 
-def read(path: Path) -> dict[str, bytes]:
+def read(path: Path) -> Files:
     """The files of a checkpoint, each checked against the manifest; a RunError says what is damaged."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
@@ -83,15 +87,43 @@ def read(path: Path) -> dict[str, bytes]:
     return files
 
 
-def newest(folder: Path) -> Iterator[tuple[int, dict[str, bytes] | RunError]]:
-    """Checkpoints from the newest back: the files of each, or what is wrong with it; stops at the first good one."""
-    for step in reversed(saved_steps(folder)):
-        try:
-            yield step, read(folder / name_of(step))
-        except RunError as fault:
-            yield step, fault
-            continue
-        return
+def first_intact(
+    folder: Path, choose: Callable[[], Sequence[int]], damaged: Callable[[RunError], None]
+) -> tuple[int, Files] | None:
+    """The first intact checkpoint among the steps chosen; every damaged one before it is reported.
+
+    A run that trains may remove a checkpoint after it was chosen: then the steps are chosen anew.
+    """
+    for _ in range(ATTEMPTS):
+        faults = []
+        for step in choose():
+            path = folder / name_of(step)
+            try:
+                files = read(path)
+            except RunError as fault:
+                if not path.is_dir():
+                    break
+                faults.append(fault)
+            else:
+                for each in faults:
+                    damaged(each)
+                return step, files
+        else:
+            for each in faults:
+                damaged(each)
+            return None
+    raise RunError(f"{folder}: checkpoints are removed before they can be read; train with a larger on.keep_last")
+
+
+def newest_intact(
+    folder: Path, damaged: Callable[[RunError], None], before: int | None = None
+) -> tuple[int, Files] | None:
+    """The newest intact checkpoint, if there is one; with `before`, of the steps before that one."""
+
+    def choose() -> list[int]:
+        return [step for step in reversed(saved_steps(folder)) if before is None or step < before]
+
+    return first_intact(folder, choose, damaged)
 
 
 def clear_leftovers(folder: Path) -> None:

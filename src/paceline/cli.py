@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from enum import StrEnum
@@ -14,7 +13,6 @@ from typer.core import TyperGroup
 
 from paceline import __version__
 from paceline.errors import SpecError, UserError
-from paceline.launch import OURS, launched
 
 
 class Target(StrEnum):
@@ -118,7 +116,7 @@ def train(
 def resume(
     run: RunFolder, settings: OnWords = None, data: Data = None, replicas: Replicas = None, device: Device = None
 ) -> None:
-    """Go on with a run from its newest whole checkpoint, on the same or another placement."""
+    """Continue a run from its newest intact checkpoint, on this or another placement."""
     from paceline.command import resume as verb
 
     raise typer.Exit(verb.run(run, settings or [], data, replicas, device))
@@ -142,8 +140,9 @@ def validate(
 ) -> None:
     """Judge a run's newest checkpoint on its validation images, each image once."""
     from paceline.command import validate as verb
+    from paceline.training.selection import Selection
 
-    raise typer.Exit(verb.run(run, settings or [], verb.Asked(checkpoint, every, test), data, json))
+    raise typer.Exit(verb.run(run, settings or [], Selection(checkpoint, every, test), data, json))
 
 
 @app.command(epilog="Example: paceline average runs/mine --last 5")
@@ -160,8 +159,8 @@ def average(
     raise typer.Exit(verb.run(run, settings or [], last, decay, recalibrate, data, json))
 
 
-@app.command(epilog="Example: paceline repeat runs/mine --step 1200")
-def repeat(
+@app.command(epilog="Example: paceline replay runs/mine --step 1200")
+def replay(
     run: RunFolder, step: Annotated[int, typer.Option("--step", metavar="S", help="The step to look into.")],
     settings: OnWords = None, data: Data = None, json: Json = False,
 ) -> None:  # fmt: skip
@@ -330,13 +329,9 @@ def main() -> None:
     try:
         app()
     except UserError as fault:
-        launch = launched()
-        if launch is not None and OURS in os.environ:  # the parent prints one line, not one for each replica
-            Path(os.environ[OURS], str(launch.rank)).write_text(str(fault))
-        else:
-            who = f" (replica {launch.rank})" if launch is not None and launch.rank else ""
-            print(f"error{who}: {fault}", file=sys.stderr)
-        sys.exit(fault.status)
+        from paceline.worker import exit_with
+
+        exit_with(fault)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)

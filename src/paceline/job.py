@@ -1,26 +1,31 @@
-"""What the commands share: from the words a person typed to a plan, without torch."""
+"""From the words a person typed, or a run folder, to a plan that is ready to open; without torch."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
+from paceline import checkpoint
 from paceline.data.index import locate
+from paceline.data.index.fingerprint import IDENTITY, check_identity, keep_identity, trained_classes
 from paceline.data.index.scan import Tell
-from paceline.errors import DataError, RunError
+from paceline.data.load.quarantine import QUARANTINE
+from paceline.errors import DataError, RunError, SpecError
 from paceline.launch import Launch, launched
 from paceline.machine import Machine, this_machine
 from paceline.model import tables
 from paceline.planning import Plan
 from paceline.reconcile import make_plan
-from paceline.record import Run
+from paceline.record import PLAN, RECORD, Run, Stored, store_plan, stored_plan
 from paceline.settings import build, shipped
-from paceline.settings.data import Data, Made, Shapes
+from paceline.settings.data import Data, Files, Made, Shapes
 from paceline.settings.placement import Placement
 from paceline.settings.recipe import Recipe
+from paceline.sink.log import LOG
 
 DEFAULT_RECIPE = "shapes/resnet8"
 
@@ -32,11 +37,18 @@ class Job:
     name: str
     plan: Plan
     asked: Placement
+    """The placement as it was written, 'auto' included."""
     data_folder: Path | None
     written: build.Tree
+    """Where each setting of the recipe was written."""
     placed: build.Tree
+    """Where each setting of the placement was written."""
     machine: Machine
     launch: Launch | None
+    words: tuple[str, ...] = ()
+    """For the job of a run folder, the words that changed its settings."""
+    test: Path | None = None
+    """For a job that evaluates other images than the run's own, their folder."""
 
 
 def read_words(recipe: str | None, words: list[str]) -> tuple[str, list[str]]:
@@ -81,7 +93,7 @@ def make_job(
     name: str, words: list[str], data: Path | None, page: str | None, replicas: int | None, device: str | None,
     look: bool = True,
 ) -> Job:  # fmt: skip
-    """Everything before torch: settings, data folder, machine, and the plan that follows.
+    """The job of a recipe: settings, data folder, machine, and the plan that follows.
 
     With `look` off, a data set whose facts the recipe gives is not looked for.
     """
@@ -89,17 +101,17 @@ def make_job(
     placement, placed = read_placement(page, words, replicas, device)
     check_folder(name, recipe.data, data)
     if look or data is not None or not locate.is_known(recipe.data):
-        found, folder = locate.locate(recipe.data, locate.given_folder(data), tell_progress())
+        settings, folder = locate.locate(recipe.data, locate.given_folder(data), tell_progress())
     else:
         assert recipe.data is not None
-        found, folder = recipe.data, None
-    for key in found.model_fields_set - (recipe.data.model_fields_set if recipe.data else set()):
+        settings, folder = recipe.data, None
+    for key in settings.model_fields_set - (recipe.data.model_fields_set if recipe.data else set()):
         written.places["data", key] = "found"
-    return plan_job(name, recipe.model_copy(update={"data": found}), placement, folder, written, placed)
+    return plan_job(name, recipe.model_copy(update={"data": settings}), placement, folder, written, placed)
 
 
 def check_folder(name: str, data: Data | None, folder: Path | None) -> None:
-    """Refuse a folder of --data that the recipe would pass over, and a file in its place."""
+    """Refuse a folder of --data that the recipe would ignore, and a file in its place."""
     if folder is not None and isinstance(data, Shapes | Made):
         raise DataError(
             f"--data {folder}: {name} draws its own images ({data.name}); for those in a folder write another recipe, "
@@ -119,7 +131,14 @@ def check_apart(out: Path | None, data: Path | None) -> None:
 
 
 def plan_job(
-    name: str, recipe: Recipe, placement: Placement, folder: Path | None, written: build.Tree, placed: build.Tree
+    name: str,
+    recipe: Recipe,
+    placement: Placement,
+    folder: Path | None,
+    written: build.Tree,
+    placed: build.Tree,
+    words: tuple[str, ...] = (),
+    test: Path | None = None,
 ) -> Job:
     """The job of settings that are known; the recipe names its data."""
     assert recipe.data is not None
@@ -127,28 +146,122 @@ def plan_job(
     machine, launch = this_machine(), launched()
     network = tables.network_facts(recipe.model, data.facts)
     plan = make_plan(recipe, placement, data, machine, network, launch)
-    return Job(name, plan, placement, folder, written, placed, machine, launch)
+    return Job(name, plan, placement, folder, written, placed, machine, launch, words, test)
 
 
-def run_job(job: Job, folder: Path, words: list[str]) -> int:
-    """Train in this process, or start the replicas; `words` is the command that each of them runs."""
-    if job.launch is None:
-        Run(folder, writer=True).close()  # a folder in use is refused here, many seconds before torch is loaded
-    started = run_replicas(job, words)
-    if started is not None:
-        return started
-    from paceline.training.session import work
+def prepare_folder(job: Job, folder: Path) -> None:
+    """Make the run folder, or check that it holds the same recipe and data; a run without a step may be replaced."""
+    if (folder / PLAN).is_file():
+        try:
+            _check_same(job, folder)
+        except RunError:
+            if not _cleared(folder):
+                raise
+        else:
+            return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        raise RunError(f"{folder}: cannot be made: {fault.strerror}; choose another folder with --out") from None
+    store_plan(folder, job.plan, job.asked, job.data_folder, job.written, job.placed)
+    keep_identity(folder, job.plan.data, job.data_folder)
 
-    return work(job.plan, job.launch, job.machine, folder, job.data_folder, console())
+
+def _check_same(job: Job, folder: Path) -> None:
+    changed = build.differences(stored_plan(folder).recipe, job.plan.recipe)
+    changed = [line for line in changed if not line.startswith(("about:", "published:", "source:"))]
+    if changed:
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        raise RunError(
+            f"{folder}: holds a run of another recipe; {changed[0]}{more}; choose another folder with --out, and begin "
+            f"with the weights of this one, if you wish, by init.from={folder}"
+        )
+    check_identity(folder, job.plan.data, job.data_folder)
 
 
-def run_replicas(job: Job, words: list[str] | None = None) -> int | None:
-    """Start this command once for each replica, unless there is one only or a launcher has done so."""
-    if job.launch is not None or job.plan.replicas == 1:
-        return None
-    from paceline.world import start_replicas
+def _cleared(folder: Path) -> bool:
+    """Clear away a run that ended before any step was saved, unless somebody is training in its folder."""
+    if any(checkpoint.saved_steps(folder / "checkpoints")):
+        return False
+    with Run(folder, "read") as run:
+        if not run.try_own():
+            return False
+        for name in (PLAN, RECORD, LOG, IDENTITY, QUARANTINE):
+            (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return True
 
-    return start_replicas(job.plan.replicas, ["paceline", *(sys.argv[1:] if words is None else words)])
+
+def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | None = None) -> Job:
+    """The job of a run folder, on its own placement with on.* words in place of what was asked before; with `test`, one
+    that evaluates the images of that folder."""
+    stored = stored_plan(folder)
+    began = stored.recipe if test is None else _without_labels(stored.recipe)
+    written, placed = (build.read(build.dump(settings), str(folder)) for settings in (began, stored.placement))
+    for word in words:
+        if word.startswith("on."):
+            build.override(placed, word.removeprefix("on."), Placement)
+        elif word.startswith("data.max_bad=") or (test and word.startswith(("data.labels=", "data.first_label="))):
+            # Says when to give up, or how other images are labeled: nothing of what is learned.
+            build.override(written, word, Recipe)
+        else:
+            raise SpecError(f"'{word}': a run keeps its recipe; only on.* words may change, such as on.micro_batch=64")
+    recipe = build.build(Recipe, written)
+    if test is not None:
+        if data is not None:
+            raise SpecError(f"--data {data} and --test {test}: only one of them can be evaluated; leave one out")
+        settings: Data = _settings_to_judge(folder, recipe.data, test)
+        place: Path | None = test
+    else:
+        try:
+            settings, place = locate.locate(_uncounted(recipe.data), _data_folder(folder, stored, data))
+        except DataError as fault:
+            if data is None or not data.is_dir():
+                raise
+            raise DataError(f"{fault}; evaluate other images than the run's own with validate --test {data}") from None
+        check_identity(folder, settings, place)
+    recipe = recipe.model_copy(update={"data": settings})
+    placement = build.build(Placement, placed)
+    return plan_job(str(folder), recipe, placement, place, build.Tree(), placed, tuple(words), test)
+
+
+def _without_labels(recipe: Recipe) -> Recipe:
+    """The recipe without its file of labels, which is about the run's own images."""
+    data = recipe.data
+    return recipe.model_copy(
+        update={"data": data.model_copy(update={"labels": None})} if isinstance(data, Files) else {}
+    )
+
+
+def _settings_to_judge(folder: Path, data: Data | None, test: Path) -> Files:
+    """Other images than a run's own, with its classes."""
+    names = trained_classes(folder)
+    if not isinstance(data, Files) or names is None:
+        raise RunError(f"--test {test}: {folder} was not trained on images in files, so no names of classes are known")
+    if not test.is_dir():
+        what = "this is a file; write the folder of the images" if test.is_file() else "there is no such folder"
+        raise DataError(f"--test {test}: {what}")
+    return locate.to_judge(data, names, test, tell_progress())
+
+
+def _data_folder(folder: Path, stored: Stored, data: Path | None) -> Path | None:
+    """Where the data are said to be, or where they were."""
+    given = locate.given_folder(data)
+    if data is not None or stored.data_folder is None:
+        return given
+    remembered = Path(stored.data_folder)
+    if remembered.is_dir():
+        return remembered
+    if given is None:
+        raise DataError(
+            f"{remembered}: the data of {folder} were here and are gone; write --data FOLDER with the new place"
+        )
+    return given
+
+
+def _uncounted(data: Data | None) -> Data | None:
+    """The data without the numbers of images, which were found: that they are still the same images says more."""
+    return data.model_copy(update={"images": None, "validation_images": None}) if isinstance(data, Files) else data
 
 
 def tell_progress() -> Tell | None:

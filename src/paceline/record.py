@@ -1,4 +1,4 @@
-"""The run folder: plan.yaml, record.jsonl, log.txt, checkpoints; written by one replica, read by anyone."""
+"""The run folder: plan.yaml, record.jsonl and checkpoints; one replica writes it, anyone may read it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import math
 import os
 import platform
 import subprocess
-import sys
 import time
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, Any, Literal, Protocol
 
 from paceline import __version__
 from paceline.errors import Broken, RunError
@@ -26,7 +26,8 @@ from paceline.settings.recipe import Recipe
 
 Row = dict[str, Any]
 
-PLAN, RECORD, LOG = "plan.yaml", "record.jsonl", "log.txt"
+PLAN, RECORD = "plan.yaml", "record.jsonl"
+Mode = Literal["own", "append", "read"]
 
 
 class Stored(Settings):
@@ -37,25 +38,82 @@ class Stored(Settings):
     data_folder: str | None = None
 
 
+class Sink(Protocol):
+    """Shows or stores what happens in a run: a function of each row, and one of progress between rows."""
+
+    def row(self, row: Row) -> None:
+        """Take a row that was just written to the record."""
+        ...
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Take how far something has come that has no row yet: steps of training, images of a validation."""
+        ...
+
+
 class Run:
-    """A run folder opened by a replica; only the writer changes it, and only one writer may have it."""
+    """An open run folder. Everything that happens in a run is told once, as a row, and every sink gets every row.
 
-    def __init__(self, folder: Path, writer: bool) -> None:
-        self.folder, self.writer = folder, writer
+    Who trains owns the folder, and only one process can. Others may append rows to the record, or only read it.
+    """
+
+    def __init__(self, folder: Path, mode: Mode) -> None:
+        self.folder, self.mode = folder, mode
         self.checkpoints = folder / "checkpoints"
+        self.sinks: list[Sink] = []
         self._lock: IO[str] | None = None
-        if writer:
-            self._open()
+        if mode == "own":
+            self._take()
 
-    def try_lock(self) -> bool:
-        """Take the folder if nobody trains in it."""
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes to the folder."""
+        return self.mode != "read"
+
+    def write(self, kind: str, **values: Any) -> Row:
+        """Append a row to the record and hand it to the sinks; its numbers stay as they are, finite or not."""
+        row = {"kind": kind, **values}
+        if self.writes:
+            self._append(json_text(row))
+            for sink in self.sinks:
+                sink.row(row)
+        return row
+
+    def note(self, text: str, warning: bool = False) -> None:
+        """Tell people something that is no event of the training itself."""
+        self.write("note", text=text, warning=warning)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Tell the sinks how far something has come."""
+        for sink in self.sinks:
+            sink.progress(what, done, total)
+
+    def rows(self) -> list[Row]:
+        """Every row of the record so far."""
+        return rows_of(self.folder)
+
+    def try_own(self) -> bool:
+        """Own the folder from now on, unless somebody trains in it."""
         try:
-            self._open()
+            self._take()
         except RunError:
             return False
         return True
 
-    def _open(self) -> None:
+    def close(self) -> None:
+        """Let another process own the folder."""
+        if self._lock:
+            self._lock.close()
+            self._lock = None
+
+    def _take(self) -> None:
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = (self.folder / ".lock").open("w")
@@ -65,41 +123,20 @@ class Run:
             self.close()
             raise RunError(f"{self.folder}: another process is training in this folder") from None
         except OSError as fault:
+            self.close()
             raise RunError(
                 f"{self.folder}: cannot be written to: {fault.strerror}; choose another folder with --out"
             ) from None
 
-    def write(self, kind: str, **values: Any) -> Row:
-        """Append one row to the record; it comes back with its numbers as they are, finite or not."""
-        row = {"kind": kind, **values}
-        self._append(RECORD, json_text(row))
-        return row
-
-    def log(self, line: str) -> None:
-        """Append one line to log.txt, with the time."""
-        self._append(LOG, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}")
-
-    def rows(self) -> list[Row]:
-        """Every row of the record so far."""
-        return rows_of(self.folder)
-
-    def close(self) -> None:
-        """Let another process have the folder."""
-        if self._lock:
-            self._lock.close()
-
-    def _append(self, name: str, line: str) -> None:
-        if not self.writer:
-            return
+    def _append(self, line: str) -> None:
+        path = self.folder / RECORD
         try:
-            # What a kill left of a line would take this one with it; whoever trains cuts it off, others must not.
-            start = "\n" if _torn(self.folder / name) else ""
-            with (self.folder / name).open("a") as file:
+            # A kill may have left half a line, which would spoil this one too; only the owner may cut it off.
+            start = "\n" if _torn(path) else ""
+            with path.open("a") as file:
                 file.write(f"{start}{line}\n")
         except OSError as fault:
-            raise Broken(
-                f"{self.folder / name}: cannot be written: {fault.strerror}; what was saved is whole"
-            ) from None
+            raise Broken(f"{path}: cannot be written: {fault.strerror}; all checkpoints so far are intact") from None
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
@@ -212,7 +249,7 @@ def numbers_of(plan: Plan) -> Row:
     }
 
 
-def start_row(plan: Plan, machine: Machine, step: int, before: list[Row]) -> Row:
+def start_row(plan: Plan, machine: Machine, step: int, before: list[Row], command: list[str]) -> Row:
     """What a start writes into the record: placement, machine, versions, commit, and arithmetic that has changed."""
     placement = json.loads(plan.placement.model_dump_json())
     last = next((row["placement"] for row in reversed(before) if row["kind"] == "start"), placement)
@@ -225,7 +262,7 @@ def start_row(plan: Plan, machine: Machine, step: int, before: list[Row]) -> Row
     return {
         "step": step,
         "time": time.time(),
-        "command": sys.argv[1:],
+        "command": command,
         "placement": placement,
         "arithmetic_changed": changed,
         "machine": asdict(machine) | {"processor": _processor(), "system": platform.platform()},

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from paceline import checkpoint, keyed
-from paceline.augment import crop
+from paceline.augment.crop import crop, draw_offsets, pad
+from paceline.augment.flip import draw_flips
 from paceline.settings import build, shipped
 from paceline.settings.recipe import Recipe
 
@@ -41,12 +42,12 @@ def test_keyed_numbers_have_the_same_bits_on_cuda() -> None:
 def test_crops_on_the_device_have_the_host_pixels() -> None:
     recipe = build.build(Recipe, shipped.tree("recipes", "cifar10/resnet20"))
     pictures = keyed.words(1, np.arange(20 * 32 * 32 * 3, dtype=np.int64))[0].astype(np.uint8).reshape(20, 32, 32, 3)
-    wide, numbers = crop.widen(pictures, recipe.augment), np.arange(19, -1, -1)
+    wide, numbers = pad(pictures, recipe.augment), np.arange(19, -1, -1)
     positions = np.arange(100, 120, dtype=np.int64)
-    moves = crop.draw(recipe, positions, positions, positions * 0)
-    on_host = crop.crop(wide, numbers, moves, np.arange(32))
-    put = [torch.tensor(x, device="cuda") for x in (wide, numbers, moves, np.arange(32))]
-    assert np.array_equal(on_host, crop.crop(*put).cpu().numpy())
+    offsets, flipped = draw_offsets(recipe, positions), draw_flips(recipe, positions, positions, positions * 0)
+    on_host = crop(wide, numbers, offsets, flipped, np.arange(32))
+    put = [torch.tensor(x, device="cuda") for x in (wide, numbers, offsets, flipped, np.arange(32))]
+    assert np.array_equal(on_host, crop(*put).cpu().numpy())
 
 
 def _weights(run: Path) -> str:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from files_made import Numbers, Pixels, clean_pictures, file_plan, loading, spoilt
 from paceline import keyed
 from paceline.data.load import decode
-from paceline.data.load.files_nvjpeg import DeviceStream
-from paceline.data.load.image_files import listed
+from paceline.data.load.files_nvjpeg import NvjpegLoader
 from paceline.data.load.order import training_order
+from paceline.data.load.quarantine import quarantined
 from paceline.data.load.resample import resample
 from paceline.errors import PlanError
 from paceline.planning import Plan
@@ -47,12 +47,12 @@ class Shown:
 
 def shown(plan: Plan, folder: Path, run: Path | None = None, start: int = 0, steps: int = STEPS) -> Shown:
     with loading(plan, folder, 0, run, CUDA) as loader, closing(loader.training(start)) as shares:
-        assert isinstance(loader, DeviceStream) == (plan.placement.decoder == "gpu")
+        assert isinstance(loader, NvjpegLoader) == (plan.placement.decoder == "gpu")
         batches = list(chain.from_iterable(islice(shares, steps)))
     return Shown(
         torch.cat([batch.images.permute(0, 2, 3, 1) for batch in batches]).cpu().numpy(),
         torch.cat([batch.labels for batch in batches]).cpu().numpy(),
-        [batch.first for batch in batches],
+        [int(batch.positions[0]) for batch in batches if batch.positions is not None],
     )
 
 
@@ -161,7 +161,7 @@ def test_bad_images_are_replaced_and_listed_as_on_the_host(tmp_path: Path) -> No
         run = tmp_path / name
         run.mkdir()
         labels.append(shown(file_plan(folder, *WORDS, f"on.decoder={name}"), folder, run).labels)
-        rows.append(sorted((row["image"], row["reason"]) for row in listed(run)))
+        rows.append(sorted((row["image"], row["reason"]) for row in quarantined(run)))
     assert rows[0] == rows[1]
     assert len(rows[0]) == 4
     assert np.array_equal(labels[0], labels[1])

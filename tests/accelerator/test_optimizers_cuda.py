@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 import torch
 from torch import nn
 
 from conftest import make_plan
 from optim_cases import CLIPS, MANY, OPTIMIZERS, RATES, everything, numbers, parameters, plan_of
-from paceline.data.load.loader import open_loader
 from paceline.optim.build import build_optimizer
 from paceline.planning import Plan
-from paceline.record import Run
-from paceline.training.loop import update
-from paceline.training.session import settle_torch, take_up
+from paceline.training.restore import restore_newest
+from paceline.training.session import open_session
 from paceline.training.state import State
-from paceline.world import init_world
+from paceline.training.step import take_step
 
 pytestmark = [
     pytest.mark.accelerator,
@@ -27,21 +27,17 @@ PLAIN = ("on.micro_batch=16", "on.compile=false")  # compiling the network would
 
 def run(plan: Plan, folder: pytest.TempPathFactory, waits: str = "default") -> State:
     """A few steps; after the first, which may set things up, waiting for the device is as `waits` says."""
-    settle_torch(plan)
-    world = init_world(plan, None)
-    state = take_up(plan, world, Run(folder.mktemp("run"), writer=True))
-    shares = open_loader(plan, None, world.replica, world.device).training(0)
-    try:
-        for _ in range(STEPS):
-            share = next(shares)
-            torch.cuda.set_sync_debug_mode(waits if state.step else "default")
-            update(plan, world, state, share)
+    with open_session(plan, folder.mktemp("run")) as session, closing(session.loader.training(0)) as steps:
+        restore_newest(session)
+        try:
+            for _ in range(STEPS):
+                batches = next(steps)
+                torch.cuda.set_sync_debug_mode(waits if session.state.step else "default")
+                take_step(session, batches)
+                torch.cuda.set_sync_debug_mode("default")
+        finally:
             torch.cuda.set_sync_debug_mode("default")
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-        shares.close()
-        world.close()
-    return state
+        return session.state
 
 
 @pytest.mark.parametrize("clip", CLIPS)

@@ -11,7 +11,7 @@ from conftest import make_plan
 from paceline.errors import PlanError
 from paceline.model.pretrained import adopt
 from paceline.model.whole import Whole
-from paceline.training.trials import Trial, differences
+from paceline.training.trials import Trial, compare_outcomes
 from paceline.world import init_world
 
 pytest.importorskip("timm")
@@ -32,7 +32,7 @@ def test_an_outside_network_is_the_same_run_on_two_layouts(tmp_path: Path, model
         folder.mkdir()
         plan = make_plan(*words, f"on.replicas={replicas}", f"on.micro_batch={micro_batch}")
         outcomes.append(Trial(folder, None, 2).finish(plan))
-    found = differences(*outcomes)
+    found = compare_outcomes(*outcomes)
     assert max(found.values()) <= 1e-12, found
 
 

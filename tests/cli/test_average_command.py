@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from conftest import SMALL, Paceline, make_plan, run_in
+from conftest import SMALL, Paceline, make_plan, make_session, run_in
 from paceline import checkpoint
 from paceline.command import average as verb
-from paceline.data.load.loader import open_loader
 from paceline.record import latest, rows_of
 from paceline.training.averaging import recalibrate
-from paceline.training.state import begin, fresh, set_network
+from paceline.training.restore import copy_tensors
+from paceline.training.state import build_state, initialize_state
 from paceline.world import World
 
 STEPS = (6, 12, 18)
@@ -123,20 +123,19 @@ def test_recalibrated_statistics_are_of_images_as_large_as_the_last(
     assert done.returncode == 0, done.stderr
     assert ask(tmp_path / "run", capsys, recalibrate=40)["recalibrated_images"] == 48
     found = load_file(tmp_path / "run" / "averaged" / "network.safetensors")
-    plan, world = make_plan(*words), World(torch.device("cpu"))  # every image as large as the last ones of that run
-    state, loader = fresh(plan, world), open_loader(plan, None, 0, world.device)
-    set_network(state, found, "test")
-    recalibrate(plan, world, state, loader, 40, plan.steps)
-    expected = state.network.module.state_dict()
+    session = make_session(make_plan(*words))  # every image as large as the last ones of that run
+    expected = session.state.network.module.state_dict()
+    copy_tensors(found, expected, "test")
+    recalibrate(session, 40, session.plan.steps)
     assert sum("running_" in name for name in found) > 0
     assert all(torch.allclose(tensor, expected[name], rtol=1e-9) for name, tensor in found.items())
 
 
 def test_the_end_of_a_run_averages_in_the_same_way(made: Path) -> None:
     rows = rows_of(made / "run")
-    assert [row["kind"] for row in rows[-3:]] == ["validation", "average", "end"]
+    assert [row["kind"] for row in rows[-3:]] == ["checkpoint", "average", "end"]
     assert rows[-2]["steps"] == [12, 18]
-    assert rows[-2]["last_top1"] == rows[-3]["top1"]
+    assert rows[-2]["last_top1"] == latest(rows, "validation")[-1]["top1"]
     assert close(
         load_file(made / "run" / "averaged" / "network.safetensors"), by_hand(made / "run", {12: 0.5, 18: 0.5})
     )
@@ -161,8 +160,8 @@ def test_another_run_starts_from_the_average_that_the_command_wrote(paceline: Pa
     assert lines[2].startswith("mean             6, 12, 18 ")
     assert "init.from=run/averaged/network.safetensors" in lines[-1]
     plan = make_plan(f"init.from={run}/averaged/network.safetensors")
-    state = fresh(plan, World(torch.device("cpu")))
-    begin(state, plan)
+    state = build_state(plan, World(torch.device("cpu")))
+    initialize_state(state, plan)
     started = state.network.module.state_dict()
     averaged = load_file(run / "averaged" / "network.safetensors")
     assert close(averaged, by_hand(run, dict.fromkeys(STEPS, 1 / 3)))

@@ -15,11 +15,12 @@ import torch
 from PIL import Image
 
 from conftest import Paceline, make_plan
-from paceline.augment.pipeline import Pixels
+from paceline.augment.pipeline import Augmentation
 from paceline.command import data_check, data_show
-from paceline.data.load.files import Stream
-from paceline.data.load.image_files import Quarantine, open_splits
+from paceline.data.load.files import FileLoader
+from paceline.data.load.image_files import open_splits
 from paceline.data.load.order import training_order
+from paceline.data.load.quarantine import Quarantine
 from paceline.errors import DataError, SpecError
 from paceline.settings.data import Files
 from pictures_made import make_pictures, write_folder, write_tars
@@ -165,10 +166,14 @@ def test_a_sheet_shows_what_the_network_would_see(tmp_path: Path, folder: Path, 
 def as_trained(plan: Any, folder: Path, position: int) -> Any:
     """A picture of the run itself: one replica, whole micro-batches, normalized, and then as colors again."""
     assert isinstance(plan.data, Files)
-    loader = Stream(plan, partial(open_splits, plan, plan.data, folder), 0, torch.device("cpu"), Quarantine(None, 99))
+    loader = FileLoader(
+        plan, partial(open_splits, plan, plan.data, folder), 0, torch.device("cpu"), Quarantine(None, 99)
+    )
     with closing(loader), closing(loader.training(position // 8)) as shares:
         (batch,) = next(shares)
-    changed = Pixels(plan, torch.device("cpu"), torch.float64).changed(batch.images, batch.first)[position % 8]
+    assert batch.draws is not None
+    augment = Augmentation(plan, torch.device("cpu"))
+    changed = augment(augment.prepare(batch.images, batch.draws), batch.labels, batch.draws)[0][position % 8]
     mean, spread = (
         torch.tensor(values, dtype=torch.float64).view(3, 1, 1) for values in (plan.data.mean, plan.data.std)
     )

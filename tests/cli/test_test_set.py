@@ -14,14 +14,14 @@ from conftest import Paceline, run_in
 from files_made import PAGE, clean_pictures, write_every_format
 from paceline import checkpoint
 from paceline.command import validate
-from paceline.command.resume import stored_job
 from paceline.data.index.locate import locate, to_judge
 from paceline.data.index.scan import open_index
-from paceline.data.load.image_files import listed
+from paceline.data.load.quarantine import quarantined
 from paceline.errors import DataError, RunError, SpecError
-from paceline.job import Job
+from paceline.job import Job, stored_job
 from paceline.record import Row, rows_of
 from paceline.settings.data import Files
+from paceline.training.selection import Selection
 from pictures_made import write_folder, write_tars, write_tfrecord
 
 NAMES = tuple(f"class{number}" for number in range(10))
@@ -50,7 +50,7 @@ def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def judge(capsys: pytest.CaptureFixture[str], test: str | None) -> Row:
-    asked = validate.Asked(test=Path(test) if test else None)
+    asked = Selection(test=Path(test) if test else None)
     data = None if test else Path("data")
     assert validate.run(Path("run"), ["on.cpu_threads=1"], asked, data, as_json=True) == 0
     (row,) = json.loads(capsys.readouterr().out)
@@ -87,7 +87,7 @@ def test_all_means_every_checkpoint_that_these_images_have_not_seen(
 ) -> None:
     steps = []
     for test in ("rest", "rest", "first"):
-        asked = validate.Asked(every=True, test=Path(test))
+        asked = Selection(every=True, test=Path(test))
         assert validate.run(Path("run"), ["on.cpu_threads=1"], asked, None, as_json=True) == 0
         steps.append([row["step"] for row in json.loads(capsys.readouterr().out)])
     saved = checkpoint.saved_steps(folder / "run/checkpoints")
@@ -158,12 +158,13 @@ def test_a_test_set_has_labels_of_its_own(folder: Path) -> None:
 def test_an_image_that_cannot_be_decoded_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = sorted((folder / "rest").rglob("*.*"))[3]
     broken.write_bytes(b"nothing that could be decoded")
-    asked = validate.Asked(test=Path("rest"))
+    asked = Selection(test=Path("rest"))
     assert validate.run(Path("run"), ["on.cpu_threads=1"], asked, None, as_json=False) == 0
     said = capsys.readouterr()
-    assert f"judged by a neighbor in its place: {broken.relative_to(folder / 'rest')}: " in said.err
-    assert said.out.startswith(f"judged {len(list((folder / 'rest').rglob('*.*')))} images of {folder / 'rest'} on cpu")
-    assert not listed(folder / "run")
+    count = len(list((folder / "rest").rglob("*.*")))
+    assert f"a neighbor was evaluated in place of {broken.relative_to(folder / 'rest')}: " in said.err
+    assert said.out.startswith(f"evaluated {count} images of {folder / 'rest'} on cpu")
+    assert not quarantined(folder / "run")
 
 
 def test_every_format_gives_the_same_images_to_judge(tmp_path: Path) -> None:

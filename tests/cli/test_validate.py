@@ -19,7 +19,7 @@ from paceline import checkpoint
 from paceline.command import average, validate
 from paceline.errors import RunError
 from paceline.record import rows_of
-from paceline.training import restore
+from paceline.training.selection import Selection
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -63,7 +63,7 @@ def strict(text: str) -> Any:
 
 
 def judge(run: Path, which: str | None = None, every: bool = False, as_json: bool = True) -> None:
-    assert validate.run(run, ONE, validate.Asked(which, every), None, as_json) == 0
+    assert validate.run(run, ONE, Selection(which, every), None, as_json) == 0
 
 
 def blend(run: Path, last: int | None = None, as_json: bool = True) -> None:
@@ -106,7 +106,7 @@ def test_the_newest_checkpoint_is_the_newest_whole_one(run: Path, capsys: pytest
         judge(run, which="18")
     for step in (0, 6, 12):
         damage(run, step)
-    with pytest.raises(RunError, match=r"step-000000018.*has 7 bytes.*; no other one is whole$"):
+    with pytest.raises(RunError, match=r"step-000000018.*has 7 bytes.*; no other one is intact$"):
         judge(run)
 
 
@@ -163,7 +163,7 @@ def test_a_checkpoint_that_is_removed_before_it_is_read_gives_way_to_the_newest(
     rows = [{"kind": "validation", "step": step, "top1": top1} for step, top1 in ((6, 0.2), (12, 0.1), (18, 0.3))]
     (run / "record.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(checkpoint, "read", moving_once(run, 18, 17))
-    monkeypatch.setattr("paceline.sink.csv.Csv.__init__", lambda *_: None)
+    monkeypatch.setattr("paceline.training.validation.write_tables", lambda *_: None)
     judge(run, which)
     said = capsys.readouterr()
     assert json.loads(said.out)[0]["step"] == (17 if which is None else 6)
@@ -189,11 +189,6 @@ def test_an_average_of_which_one_is_removed_is_begun_anew(
     assert said.err == ""
 
 
-def test_a_run_that_removes_faster_than_one_can_read_is_not_waited_for(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"removed before they can be read; train with a larger on.keep_last$"):
-        restore.first_whole(tmp_path, lambda: [7], print)
-
-
 @pytest.mark.long
 def test_replicas_judge_what_the_first_one_read(paceline: Paceline, run: Path) -> None:
     damage(run, 18)
@@ -216,7 +211,7 @@ def test_replicas_judge_what_the_first_one_read(paceline: Paceline, run: Path) -
 def test_tables_fit_a_terminal_and_show_accuracies_in_percent(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     judge(run, as_json=False)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "judged on cpu in 32.32"
+    assert lines[0] == "evaluated on cpu in fp32"
     assert lines[1].split() == ["step", "epoch", "top-1", "top-5", "loss", "images", "seconds", "images/s"]
     row = rows_of(run)[-1]
     assert lines[2].split()[:6] == [

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from files_made import Seen, clean_pictures, file_plan, judged, same, spoilt, trained
-from paceline.data.load.image_files import listed
+from paceline.data.load.quarantine import quarantined
 from paceline.planning import Plan
 from paceline.settings.placement import MOST_THREADS
 from pictures_made import split, write_folder
@@ -96,7 +96,7 @@ def test_worker_processes_show_what_threads_show(folder: Path, replicas: int, tm
     training, validation = alone(folder, case.seed)
     assert same(trained(case.plan(folder), folder, 2, STEPS - 2, tmp_path), rest(training, 2))
     assert same(judged(case.plan(folder), folder, tmp_path), validation)
-    assert {(row["split"], row["image"]) for row in listed(tmp_path)} == BAD_ROWS
+    assert {(row["split"], row["image"]) for row in quarantined(tmp_path)} == BAD_ROWS
 
 
 BAD_ROWS = {(part, number) for which, part in enumerate(("training", "validation")) for number in BAD[which]}
@@ -111,8 +111,8 @@ def test_every_layout_lists_the_same_bad_images_once(
     plan = case.plan(folder)
     trained(plan, folder, 0, STEPS, run)
     judged(plan, folder, run)
-    assert {(row["split"], row["image"]) for row in listed(run)} == BAD_ROWS
-    assert len(listed(run)) == len(BAD_ROWS)
+    assert {(row["split"], row["image"]) for row in quarantined(run)} == BAD_ROWS
+    assert len(quarantined(run)) == len(BAD_ROWS)
 
 
 def test_seeds_differ_so_that_equal_means_something(folder: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conftest import make_recipe
 from paceline import reconcile as planning
-from paceline.data.load.order import judged, share, training_order
+from paceline.data.load.order import evaluation_images, micro_batch_positions, training_order
 from paceline.machine import Machine
 from paceline.planning import NetworkFacts, Plan
 from paceline.settings.data import Made
@@ -53,13 +53,15 @@ def cases(draw: st.DrawFn) -> Case:
 def images_of(plan: Plan, step: int) -> list[list[list[int]]]:
     """The image numbers of each micro-batch of each replica in a step."""
     order = training_order(plan)
-    return [[order.images(part).tolist() for part in share(plan, step, r)] for r in range(plan.replicas)]
+    return [
+        [order.images(part).tolist() for part in micro_batch_positions(plan, step, r)] for r in range(plan.replicas)
+    ]
 
 
 def listed(plan: Plan, steps: range) -> list[int]:
     """The image numbers of these steps in the order of the endless list, put together from all replicas."""
     order = training_order(plan)
-    positions = [part for step in steps for r in range(plan.replicas) for part in share(plan, step, r)]
+    positions = [part for step in steps for r in range(plan.replicas) for part in micro_batch_positions(plan, step, r)]
     return order.images(np.sort(np.concatenate(positions))).tolist() if positions else []
 
 
@@ -113,6 +115,6 @@ def test_one_order_asked_in_any_order_gives_the_same_images(case: Case) -> None:
 @given(case=cases(), count=st.integers(1, 500))
 def test_every_validation_image_is_judged_once(case: Case, count: int) -> None:
     plan = case.plan(validation=count)
-    parts = [part for replica in range(plan.replicas) for part in judged(plan, replica)]
+    parts = [part for replica in range(plan.replicas) for part in evaluation_images(plan, replica)]
     assert sorted(image for part in parts for image in part.tolist()) == list(range(count))
     assert all(0 < len(part) <= plan.evaluation_batch for part in parts)

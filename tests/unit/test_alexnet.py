@@ -54,7 +54,7 @@ def test_there_are_no_norms() -> None:
 def test_pictures_shrink_as_published() -> None:
     x, shapes = torch.empty(2, 3, 224, 224, device="meta"), []
     for block in network(dropout=0):
-        x = block(x)
+        x = block(x, None)
         shapes.append(tuple(x.shape[1:]))
     pictures = [(64, 27, 27), (192, 13, 13), (384, 13, 13), (256, 13, 13), (256, 6, 6)]
     assert shapes == [*pictures, (4096,), (4096,), (1000,)]
@@ -81,14 +81,14 @@ def test_a_side_of_62_is_too_small() -> None:
 def test_a_convolution_activates_and_then_takes_the_largest_of_each_window() -> None:
     block = Convolution(nn.Conv2d(2, 4, 3), 3)
     x = torch.linspace(-1, 1, 2 * 9 * 9).sin().reshape(1, 2, 9, 9)
-    assert torch.equal(block(x), F.max_pool2d(block.conv(x).relu(), 3, 2))
-    assert block(x).shape == (1, 4, 3, 3)
+    assert torch.equal(block(x, None), F.max_pool2d(block.conv(x).relu(), 3, 2))
+    assert block(x, None).shape == (1, 4, 3, 3)
 
 
 def test_a_picture_of_another_side_is_averaged_to_the_side_of_the_dense_layer() -> None:
     block = PixelDense(channels=2, side=3, outputs=4, dropout=0)
     x = torch.arange(18.0).reshape(1, 2, 3, 3)
     larger = x.repeat_interleave(2, 2).repeat_interleave(2, 3) + torch.tensor([-1.0, 1.0]).repeat(3)
-    torch.testing.assert_close(block(x), block.dense(x.flatten(1)).relu())
-    torch.testing.assert_close(block(larger), block(x))
-    torch.testing.assert_close(block(x[:, :, :1, :1]), block(x[:, :, :1, :1].expand(1, 2, 3, 3)))
+    torch.testing.assert_close(block(x, None), block.dense(x.flatten(1)).relu())
+    torch.testing.assert_close(block(larger, None), block(x, None))
+    torch.testing.assert_close(block(x[:, :, :1, :1], None), block(x[:, :, :1, :1].expand(1, 2, 3, 3), None))

@@ -12,25 +12,23 @@ from safetensors.torch import load as tensors_from
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from conftest import make_plan
+from conftest import make_plan, make_session
 from paceline import checkpoint
-from paceline.data.load.batches import Loader
 from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError, RunError
 from paceline.model.norm import BatchNormAct
 from paceline.optim.averages import Ema, average_networks
 from paceline.planning import Plan
-from paceline.record import Run, latest
-from paceline.sink import Sink
-from paceline.training.averaging import conclude, recalibrate
-from paceline.training.evaluate import evaluate
+from paceline.record import latest
+from paceline.training.averaging import average_at_end, recalibrate
+from paceline.training.evaluate import evaluate_network
 from paceline.training.loop import train
-from paceline.training.requests import Requests
-from paceline.training.save import to_keep
-from paceline.training.session import take_up
-from paceline.training.state import State, begin, fresh, restore, set_network, to_files
-from paceline.training.trials import Outcome, Trial, differences
-from paceline.world import World
+from paceline.training.restore import copy_tensors, load_files, restore_newest
+from paceline.training.save import to_files, to_keep
+from paceline.training.session import Session
+from paceline.training.state import build_state, initialize_state
+from paceline.training.trials import Outcome, Trial, compare_outcomes
+from paceline.world import T, World
 
 EXACT = 1e-12
 WORLD = World(torch.device("cpu"))
@@ -169,17 +167,11 @@ def test_showing_the_average_leaves_every_bit_of_the_weights(fails: bool) -> Non
     assert all(torch.equal(tensor, own[name]) for name, tensor in module.state_dict().items())
 
 
-def open_run(plan: Plan, folder: Path) -> tuple[Run, State, Loader]:
-    run, state = Run(folder, writer=True), fresh(plan, WORLD)
-    begin(state, plan)
-    return run, state, open_loader(plan, None, 0, WORLD.device)
-
-
-def trained(plan: Plan, folder: Path) -> tuple[Run, State, Loader]:
+def trained(plan: Plan, folder: Path) -> Session:
     """A whole run in this process."""
-    run, state, loader = open_run(plan, folder)
-    assert train(plan, WORLD, run, state, loader, Sink(), Requests(WORLD))
-    return run, state, loader
+    session = make_session(plan, folder, "own")
+    assert train(session)
+    return session
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -193,9 +185,10 @@ def test_training_does_not_notice_the_average(tmp_path: Path, precision: str) ->
     )
     runs = {}
     for name, more in (("without", ()), ("with", ("ema.decay=0.8",))):
-        run, state, _ = trained(make_plan(*words, *more), tmp_path / name)
-        runs[name] = run.rows(), {**state.network.module.state_dict(), **state.optimizer.tensors()}
-        run.close()
+        session = trained(make_plan(*words, *more), tmp_path / name)
+        tree = session.state.tensors()
+        runs[name] = session.run.rows(), tree["network"] | tree["optimizer"]
+        session.run.close()
     (rows, tensors), (rows_with, tensors_with) = runs.values()
     assert tensors.keys() == tensors_with.keys()
     assert all(torch.equal(tensor, tensors_with[name]) for name, tensor in tensors.items())
@@ -210,13 +203,14 @@ def test_training_does_not_notice_the_average(tmp_path: Path, precision: str) ->
 
 def test_validation_judges_the_average_and_statistics_with_it(tmp_path: Path) -> None:
     plan = make_plan("ema.decay=0.8", "evaluate.every=3 steps", "on.save=3 steps", "on.keep_last=9")
-    run, state, loader = trained(plan, tmp_path)
+    session = trained(plan, tmp_path)
+    run = session.run
     for row in latest(run.rows(), "validation"):
         files = checkpoint.read(run.checkpoints / checkpoint.name_of(row["step"]))
-        average = tensors_from(files["average.safetensors"])
+        average = tensors_from(files["ema.safetensors"])
         assert any("running_var" in name for name in average)
-        set_network(state, average, "test")
-        found = evaluate(plan, WORLD, state.network, loader)
+        copy_tensors(average, session.state.network.module.state_dict(), "test")
+        found = evaluate_network(session)
         assert found["loss"] == pytest.approx(row["loss"], rel=1e-6)
         assert found["top1"] == row["top1"]
     run.close()
@@ -224,11 +218,11 @@ def test_validation_judges_the_average_and_statistics_with_it(tmp_path: Path) ->
 
 def test_each_step_of_a_run_moves_it_after_the_weights(tmp_path: Path) -> None:
     words = ("on.precision=fp64", "on.save=1 step", "on.keep_last=9")
-    run, _, _ = trained(make_plan("ema.decay=0.8", "ema.start=2 steps", *words), tmp_path)
+    run = trained(make_plan("ema.decay=0.8", "ema.start=2 steps", *words), tmp_path).run
     expected: dict[str, Tensor] = {}
     for step in range(2, 7):
         files = checkpoint.read(run.checkpoints / checkpoint.name_of(step))
-        weights, average = (tensors_from(files[f"{name}.safetensors"]) for name in ("network", "average"))
+        weights, average = (tensors_from(files[f"{name}.safetensors"]) for name in ("network", "ema"))
         expected = {name: 0.8 * expected.get(name, w) + 0.2 * w for name, w in weights.items()}
         assert average.keys() == expected.keys()
         for name, tensor in average.items():
@@ -238,27 +232,28 @@ def test_each_step_of_a_run_moves_it_after_the_weights(tmp_path: Path) -> None:
 
 def test_before_it_begins_the_weights_themselves_are_judged(tmp_path: Path) -> None:
     plan = make_plan("ema.decay=0.8", "ema.start=4 steps", "evaluate.every=2 steps", "on.save=2 steps")
-    run, state, _ = trained(plan, tmp_path)
+    session = trained(plan, tmp_path)
+    run, state = session.run, session.state
     assert [row["averaged"] for row in latest(run.rows(), "validation")] == [False, True, True]
     early = checkpoint.read(run.checkpoints / checkpoint.name_of(2))
-    assert "average.safetensors" not in early
-    assert restore(state, early, "step 2").step == 2
+    assert "ema.safetensors" not in early
+    assert load_files(state, early, "step 2").step == 2
     run.close()
 
 
 def test_a_checkpoint_without_the_average_is_refused_for_a_run_that_has_one() -> None:
     plan = make_plan("ema.decay=0.8")
-    state = fresh(plan, WORLD)
-    begin(state, plan)
+    state = build_state(plan, WORLD)
+    initialize_state(state, plan)
     state.step = 5
     files = to_files(state)
-    restore(fresh(plan, WORLD), files, "step-5")
-    del files["average.safetensors"]
-    with pytest.raises(RunError, match=r"step-5: 'average.safetensors' is missing, .*ema.decay.*init.from"):
-        restore(fresh(plan, WORLD), files, "step-5")
-    files["average.safetensors"] = b"nonsense"
+    load_files(build_state(plan, WORLD), files, "step-5")
+    del files["ema.safetensors"]
+    with pytest.raises(RunError, match=r"step-5: 'ema.safetensors' is missing, .*ema.decay.*init.from"):
+        load_files(build_state(plan, WORLD), files, "step-5")
+    files["ema.safetensors"] = b"nonsense"
     with pytest.raises(RunError, match="not a checkpoint that this version reads"):
-        restore(fresh(plan, WORLD), files, "step-5")
+        load_files(build_state(plan, WORLD), files, "step-5")
 
 
 class Listening(World):
@@ -269,19 +264,23 @@ class Listening(World):
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         self.given = [*getattr(self, "given", []), *tensors]
 
+    def broadcast_object(self, value: T) -> T:
+        return value
+
 
 def test_a_restored_average_is_given_to_every_replica(tmp_path: Path) -> None:
     plan = make_plan("ema.decay=0.8")
-    run, before, _ = trained(plan, tmp_path)
+    before = trained(plan, tmp_path)
+    before.run.close()
     world = Listening(torch.device("cpu"))
-    state = take_up(plan, world, run)
-    assert before.average is not None
-    assert state.average is not None
+    session = make_session(plan, tmp_path, "own", world, build_state(plan, world))
+    world.replicas = 2
+    restore_newest(session)
+    session.run.close()
     given = {tensor.data_ptr() for tensor in world.given}
-    for name, tensor in state.average.tensors().items():
+    for name, tensor in session.state.tensors()["ema"].items():
         assert tensor.data_ptr() in given, name
-        assert torch.equal(tensor, before.average.tensors()[name])
-    run.close()
+        assert torch.equal(tensor, before.state.tensors()["ema"][name])
 
 
 STEPS = 6
@@ -295,11 +294,11 @@ def trial(folder: Path, *words: str) -> Outcome:
 
 def test_layouts_and_kills_give_the_same_average(tmp_path: Path) -> None:
     whole = trial(tmp_path / "whole", "on.micro_batch=16")
-    parts = [name for name in whole.tensors if name.startswith("average.")]
+    parts = [name for name in whole.tensors if name.startswith("ema.")]
     assert any("running_mean" in name for name in parts)
-    assert not torch.equal(whole.tensors["average.stem.conv.weight"], whole.tensors["stem.conv.weight"])
-    assert max(differences(whole, trial(tmp_path / "accumulated", "on.micro_batch=4")).values()) <= EXACT
-    assert max(differences(whole, trial(tmp_path / "two", "on.micro_batch=2", "on.replicas=2")).values()) <= EXACT
+    assert not torch.equal(whole.tensors["ema.stem.conv.weight"], whole.tensors["network.stem.conv.weight"])
+    assert max(compare_outcomes(whole, trial(tmp_path / "accumulated", "on.micro_batch=4")).values()) <= EXACT
+    assert max(compare_outcomes(whole, trial(tmp_path / "two", "on.micro_batch=2", "on.replicas=2")).values()) <= EXACT
     here = make_plan(*LAYOUT, "on.micro_batch=16")
     there = make_plan(*LAYOUT, "on.micro_batch=4", "on.replicas=2")
     for plan, limit in ((here, 0.0), (there, EXACT)):
@@ -309,7 +308,7 @@ def test_layouts_and_kills_give_the_same_average(tmp_path: Path) -> None:
         assert 3 <= killed.kill_after(here, 3) < STEPS
         found = killed.finish(plan)
         assert found.tensors.keys() == whole.tensors.keys()
-        assert max(differences(whole, found).values()) <= limit
+        assert max(compare_outcomes(whole, found).values()) <= limit
 
 
 def networks(count: int, dtype: torch.dtype) -> list[dict[str, Tensor]]:
@@ -373,12 +372,13 @@ def test_the_end_averages_what_the_recipe_names_whatever_else_is_saved(words: tu
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_run_ends_with_the_mean_of_its_last_checkpoints(tmp_path: Path, damaged: bool) -> None:
     plan = make_plan("epochs=2", "average.last=3", "average.every=4 steps", "on.save=100%")
-    run, state, loader = trained(plan, tmp_path)
+    session = trained(plan, tmp_path)
+    run = session.run
     saved = {step: run.checkpoints / checkpoint.name_of(step) / "network.safetensors" for step in (4, 8, 12)}
     if damaged:
         saved.pop(8).write_bytes(b"damaged")
     some = [load_file(path) for path in saved.values()]
-    conclude(plan, WORLD, run, state, loader)
+    average_at_end(session)
     made = load_file(tmp_path / "averaged" / "network.safetensors")
     for name, tensor in made.items():
         expected = torch.stack([one[name].double() for one in some]).mean(0)
@@ -389,22 +389,22 @@ def test_a_run_ends_with_the_mean_of_its_last_checkpoints(tmp_path: Path, damage
     assert row["last_top1"] == latest(run.rows(), "validation")[-1]["top1"]
     how = json.loads((tmp_path / "averaged" / "average.json").read_text())
     assert how == {key: value for key, value in row.items() if key != "kind"}
-    set_network(state, made, "test")
-    assert evaluate(plan, WORLD, state.network, loader)["top1"] == row["top1"]
+    copy_tensors(made, session.state.network.module.state_dict(), "test")
+    assert evaluate_network(session)["top1"] == row["top1"]
     run.close()
 
 
 def seen_by_hand(plan: Plan, steps: int, start: int) -> dict[str, Tensor]:
     """The mean over groups of what each norm sees in so many steps, from its inputs."""
-    state = fresh(plan, WORLD)
-    begin(state, plan)
+    state = build_state(plan, WORLD)
+    initialize_state(state, plan)
     inputs: dict[str, list[Tensor]] = {}
     for name, part in state.network.module.named_modules():
         if isinstance(part, BatchNormAct):
             part.register_forward_pre_hook(lambda _, x, name=name: inputs.setdefault(name, []).append(x[0].clone()))
     shares = open_loader(plan, None, 0, WORLD.device).training(start)
     for _ in range(steps):
-        state.network.learn(next(shares))
+        state.network.forward_backward(next(shares))
     shares.close()
     assert plan.norm_batch is not None
     found = {}
@@ -418,21 +418,19 @@ def seen_by_hand(plan: Plan, steps: int, start: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize(("micro_batch", "start"), [(16, 0), (4, 0), (16, 6)])
 def test_recalibrated_statistics_are_the_mean_over_norm_groups(tmp_path: Path, micro_batch: int, start: int) -> None:
     plan = make_plan("on.precision=fp64", f"on.micro_batch={micro_batch}")
-    run, state, loader = open_run(plan, tmp_path)
+    session = make_session(plan)
+    state = session.state
     weights = state.network.module.state_dict()["head.dense.weight"].clone()
-    assert recalibrate(plan, WORLD, state, loader, 40, start) == 48
+    assert recalibrate(session, 40, start) == 48
     after = state.network.module.state_dict()
     expected = seen_by_hand(plan, 3, start)
     assert len(expected) == sum("running_" in name for name in after) > 0
     for name, tensor in expected.items():
         assert torch.allclose(after[name], tensor, rtol=1e-11, atol=EXACT), name
     assert torch.equal(after["head.dense.weight"], weights)
-    run.close()
 
 
 def test_a_network_without_running_statistics_has_none_to_recalibrate(tmp_path: Path) -> None:
-    plan = make_plan("norm=group")
-    run, state, loader = open_run(plan, tmp_path)
+    session = make_session(make_plan("norm=group"))
     with pytest.raises(RunError, match="no running statistics"):
-        recalibrate(plan, WORLD, state, loader, 40, 0)
-    run.close()
+        recalibrate(session, 40, 0)

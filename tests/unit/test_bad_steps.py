@@ -11,8 +11,10 @@ from torch import nn
 
 from conftest import make_plan
 from paceline.training.replay import Watch
-from paceline.training.reports import longest_row
-from paceline.training.state import begin, fresh, restore, to_files
+from paceline.training.reports import longest_streak
+from paceline.training.restore import load_files
+from paceline.training.save import to_files
+from paceline.training.state import build_state, initialize_state
 from paceline.world import World
 
 WORLD = World(torch.device("cpu"))
@@ -33,7 +35,7 @@ WORLD = World(torch.device("cpu"))
 def test_rows_of_bad_steps_are_counted_across_reports_and_within_them(
     steps: list[int], after: int, longest: list[int]
 ) -> None:
-    assert longest_row(steps, after) == longest
+    assert longest_streak(steps, after) == longest
 
 
 def test_the_first_layer_of_all_micro_batches_is_named_with_every_image_that_it_concerns() -> None:
@@ -58,14 +60,14 @@ def test_the_first_layer_of_all_micro_batches_is_named_with_every_image_that_it_
 
 def test_what_a_checkpoint_says_of_bad_steps_and_sums_that_are_not_finite_comes_back() -> None:
     plan = make_plan()
-    state = fresh(plan, WORLD)
-    begin(state, plan)
-    for state.step, bad in enumerate([0.0, 1.0, 1.0, 0.0], start=1):
-        state.count(torch.tensor(bad))
-    state.tally.fill_(math.nan)
+    state = build_state(plan, WORLD)
+    initialize_state(state, plan)
+    state.step = 4
+    state.bad[1:3] = 1
+    state.sums.fill_(math.nan)
     files = to_files(state)
-    assert json.loads(files["state.json"], parse_constant=pytest.fail)["skipped"] == [2, 3]
-    other = restore(fresh(plan, WORLD), files, "test")
+    assert json.loads(files["state.json"], parse_constant=pytest.fail)["bad_steps"] == [2, 3]
+    other = load_files(build_state(plan, WORLD), files, "test")
     assert other.bad_steps() == [2, 3]
-    assert other.tally.isnan().all()
-    assert other.last.tolist() == [0, 0]
+    assert other.sums.isnan().all()
+    assert other.last_sums.tolist() == [0, 0]

@@ -105,16 +105,24 @@ def test_the_newest_falls_back_to_the_one_before_it(tmp_path: Path) -> None:
         checkpoint.write(tmp_path, step, FILES)
     (tmp_path / "step-000000040" / "state.json").write_bytes(b"")
     (tmp_path / "step-000000030" / MANIFEST).unlink()
-    found = list(checkpoint.newest(tmp_path))
-    assert [step for step, _ in found] == [40, 30, 20]
-    assert isinstance(found[0][1], RunError)
-    assert isinstance(found[1][1], RunError)
-    assert found[2][1] == FILES
+    damaged: list[RunError] = []
+    assert checkpoint.newest_intact(tmp_path, damaged.append) == (20, FILES)
+    assert [str(fault).partition("step-")[2][:9] for fault in damaged] == ["000000040", "000000030"]
+    assert checkpoint.newest_intact(tmp_path, damaged.append, before=20) == (10, FILES)
+
+
+def refuse(fault: RunError) -> None:
+    pytest.fail(str(fault))
 
 
 def test_a_folder_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
-    assert list(checkpoint.newest(tmp_path)) == []
-    assert list(checkpoint.newest(tmp_path / "nowhere")) == []
+    assert checkpoint.newest_intact(tmp_path, refuse) is None
+    assert checkpoint.newest_intact(tmp_path / "nowhere", refuse) is None
+
+
+def test_a_run_that_removes_faster_than_one_can_read_is_not_waited_for(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"removed before they can be read; train with a larger on.keep_last$"):
+        checkpoint.first_intact(tmp_path, lambda: [7], refuse)
 
 
 @pytest.mark.parametrize("older", [[], [10, 20]])

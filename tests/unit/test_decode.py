@@ -20,7 +20,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from paceline.augment.boxes import evaluation_boxes, training_boxes
+from paceline.augment.resized_crop import evaluation_boxes, training_boxes
 from paceline.data.index.image_header import look
 from paceline.data.index.table import Flag
 from paceline.data.load import decode

@@ -20,9 +20,10 @@ from paceline.data.index.table import ROW, Flag, Index, Strings, Table
 from paceline.data.inspect import check, measure
 from paceline.data.inspect.measure import Rates, Sample
 from paceline.data.load.decode import decode_into
-from paceline.data.load.files import Stream
-from paceline.data.load.image_files import Quarantine, open_splits
+from paceline.data.load.files import FileLoader
+from paceline.data.load.image_files import open_splits
 from paceline.data.load.order import training_order
+from paceline.data.load.quarantine import Quarantine
 from paceline.data.pack.libjpeg import available
 from paceline.data.pack.transcode import Smaller, read_bytes
 from paceline.data.pack.writer import open_source
@@ -90,12 +91,12 @@ def test_what_is_called_bad_is_what_training_puts_aside(folder: Path) -> None:
     plan = plan_of("drop_last=true", "on.micro_batch=8")
     assert isinstance(plan.data, Files)
     bad = Quarantine(None, most=99)
-    loader = Stream(plan, partial(open_splits, plan, plan.data, folder), 0, CPU, bad)
+    loader = FileLoader(plan, partial(open_splits, plan, plan.data, folder), 0, CPU, bad)
     with closing(loader), closing(loader.training(0)) as shares:
         for _ in itertools.islice(shares, 4 * 55 // 8):  # dropped tails leave no image out of four epochs
             pass
     found = check.examine(open_index(DATA, folder), DATA, threads=1)
-    assert bad._known == {(fault.split, fault.image) for fault in found}
+    assert bad._bad == {(fault.split, fault.image) for fault in found}
     assert len(bad) == 3
 
 

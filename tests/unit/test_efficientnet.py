@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.errors import PlanError
-from paceline.model.dropout import Chances
+from paceline.model.batch import Batch
+from paceline.model.dropout import DropoutMasks
 from paceline.model.efficientnet import efficientnet_blocks
 from paceline.model.inverted import InvertedUnit, SqueezeExcite
 from paceline.model.layers import Head, MakeNorm
 from paceline.model.mobile_tables import Squeeze, round_channels, shape
+from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct, NormAct, ProxyNormAct
 from paceline.settings.model import EfficientNet
 from paceline.settings.recipe import BatchNorm, GroupNorm, NoNorm
@@ -53,8 +55,8 @@ def blocks(
         return efficientnet_blocks(settings(name, **switches), channels, classes, norm)
 
 
-def network(made: dict[str, nn.Module]) -> nn.Sequential:
-    return nn.Sequential(OrderedDict(made))
+def network(made: dict[str, nn.Module]) -> Network:
+    return Network(OrderedDict(made))
 
 
 def units(made: dict[str, nn.Module]) -> dict[str, InvertedUnit]:
@@ -217,7 +219,7 @@ def test_later_units_are_left_out_more_often_and_only_where_a_shortcut_remains()
     assert all(unit.depth is None for unit in units(blocks("b0", survival=1)).values())
 
 
-def small(**switches: Any) -> nn.Sequential:
+def small(**switches: Any) -> Network:
     made = efficientnet_blocks(settings("cifar", width=0.25, **switches), 3, 5, NONE)
     built = network(made).double()
     fill(built)
@@ -225,25 +227,26 @@ def small(**switches: Any) -> nn.Sequential:
 
 
 def test_a_branch_that_is_left_out_leaves_the_shortcut() -> None:
-    built = small(survival=0.5).train()
+    built = small(survival=0.5)
+    _, masks = DropoutMasks(built, 0, torch.float64)(torch.arange(2))
     unit = built.get_submodule("stage6/unit4")
     assert isinstance(unit, InvertedUnit)
     assert unit.depth is not None
-    unit.depth.kept = torch.tensor([0.0, 2.0], dtype=torch.float64)
+    chosen = [torch.tensor([0.0, 2.0]) if index == unit.depth.index else mask for index, mask in enumerate(masks)]
     x = picture(2, 48, 4)
-    y = unit(x)
+    y = unit(x, Batch(torch.empty(1, 0), (), tuple(chosen)))
     assert torch.equal(y[0], x[0])
-    branch = unit.norm(unit.conv(unit.wide(x)))
+    branch = unit.norm(unit.conv(unit.wide(x, None)), None)
     assert torch.allclose(y[1], x[1] + 2 * branch[1], rtol=0, atol=1e-12)
     assert branch.abs().max() > 1e-3
 
 
 def test_chance_has_no_part_in_evaluation() -> None:
-    certain, chancy = small(survival=1).eval(), small(survival=0.2, dropout=0.5)
+    certain, chancy = small(survival=1), small(survival=0.2, dropout=0.5)
     x = picture(4, 3, 8)
-    Chances(chancy, 0, torch.float64).draw(torch.arange(4))
-    assert not torch.allclose(chancy.train()(x), certain(x))
-    assert torch.allclose(chancy.eval()(x), certain(x), rtol=1e-12, atol=0)
+    batch = Batch(torch.empty(1, 0), *DropoutMasks(chancy, 0, torch.float64)(torch.arange(4)))
+    assert not torch.allclose(chancy(x, batch=batch), certain(x))
+    assert torch.allclose(chancy(x), certain(x), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("proxy", [False, True])
@@ -252,7 +255,7 @@ def test_a_network_learns_with_group_norm_and_with_proxy_norm(proxy: bool) -> No
     built = network(efficientnet_blocks(settings("b0", survival=1, dropout=0), 3, 5, norm))
     assert any(isinstance(part, ProxyNormAct) for part in built.modules()) == proxy
     fill(built)
-    built.train()(picture(2, 3, 32).float()).square().sum().backward()
+    built(picture(2, 3, 32).float(), batch=Batch(torch.empty(1, 0))).square().sum().backward()
     for name, parameter in built.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name

@@ -15,17 +15,18 @@ from torch.nn import functional as F
 from conftest import make_plan
 from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError, UserError
+from paceline.model.batch import Batch
 from paceline.model.build import build_network
-from paceline.model.dropout import Chances, Dropout, StochasticDepth
+from paceline.model.dropout import Dropout, DropoutMasks, StochasticDepth
 from paceline.model.network import Network
-from paceline.model.norm import BatchNormAct, GroupNormAct, norm_parameters
+from paceline.model.norm import BatchNormAct, GroupNormAct, Statistics, norm_parameters
 from paceline.model.whole import Whole
 from paceline.optim.build import assign_rules, decays, head_weights, parameter_groups
 from paceline.optim.lars import LarsRule
 from paceline.optim.muon import MuonRule
 from paceline.settings.model import External
 from paceline.settings.optimizer import WeightDecay
-from paceline.training.state import begin, fresh
+from paceline.training.state import build_state, initialize_state
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -175,7 +176,7 @@ def build(model: str, *words: str) -> Network:
     return build_network(plan.recipe, plan.facts)
 
 
-def the(network: nn.Module, kind: type[Any]) -> list[Any]:
+def the(network: nn.Module, kind: Any) -> list[Any]:
     return [part for part in network.modules() if isinstance(part, kind)]
 
 
@@ -216,12 +217,13 @@ def test_norms_become_paceline_s_with_their_own_epsilon_and_momentum() -> None:
 
 def test_each_norm_moves_by_its_own_momentum() -> None:
     plan = make_plan("model=timm:small", "norm_batch=16", *EXACT)
-    state = fresh(plan, WORLD)
-    begin(state, plan)
+    state = build_state(plan, WORLD)
+    initialize_state(state, plan)
     network = state.network
-    network.learn(next(open_loader(plan, None, 0, WORLD.device).training(0)))
-    seen = [tuple(value.clone() for (value,) in norm.places) for norm in the(network.module, BatchNormAct)]
-    network.statistics.settle(network.statistics.collect(), 1, torch.zeros(()))
+    network.forward_backward(next(open_loader(plan, None, 0, WORLD.device).training(0)))
+    rows = network.statistics.pass_rows(0).clone()
+    seen = [[values[0] for values in norm.columns(rows)] for norm in the(network.module, BatchNormAct)]
+    network.statistics.update(network.statistics.collect(), 1, torch.zeros(()))
     for norm, (mean, var), momentum in zip(the(network.module, BatchNormAct), seen, (0.02, 0.1, 0.3), strict=True):
         assert torch.allclose(norm.running_mean, momentum * mean, rtol=1e-12)
         assert torch.allclose(norm.running_var, (1 - momentum) + momentum * var, rtol=1e-12)
@@ -286,7 +288,7 @@ def test_it_trains_by_keyed_numbers_alone_and_in_the_same_way_however_a_step_is_
     for micro_batch in (16, 4):
         plan = make_plan("model=timm:small", f"on.micro_batch={micro_batch}", *EXACT)
         whole = Whole(plan, WORLD)
-        whole.learn(next(open_loader(plan, None, 0, WORLD.device).training(0)))
+        whole.forward_backward(next(open_loader(plan, None, 0, WORLD.device).training(0)))
         found.append({name: p.grad for name, p in whole.module.named_parameters()})
     for name, gradient in found[0].items():
         other = found[1][name]
@@ -303,13 +305,15 @@ def test_looking_at_a_network_leaves_no_trace_in_it() -> None:
         assert (norm.running_var == 1).all()
     assert not any(p.grad is not None for p in network.parameters())
     assert network.training
-    assert not any(part._forward_pre_hooks for part in network.modules())
+    hooked = [part for part in network.modules() if part._forward_pre_hooks]
+    assert hooked == the(network, BatchNormAct | Dropout | StochasticDepth)  # which are handed the micro-batch
+    assert network[0]._batch is None
 
 
 def test_auxiliary_scores_ride_along_and_empty_ones_do_not() -> None:
     network = build("torchvision:headed")
-    Chances(network, 0, torch.float32).draw(torch.arange(2))
-    assert [scores.shape for scores in network(torch.zeros(2, 3, 8, 8))] == [(2, 10), (2, 10)]
+    batch = Batch(Statistics(network, 1, 1).pass_rows(0), *DropoutMasks(network, 0, torch.float32)(torch.arange(2)))
+    assert [scores.shape for scores in network(torch.zeros(2, 3, 8, 8), batch=batch)] == [(2, 10), (2, 10)]
     assert network.eval()(torch.zeros(2, 3, 8, 8)).shape == (2, 10)
 
 
@@ -319,7 +323,7 @@ def test_the_loss_of_an_auxiliary_head_has_the_weight_that_the_recipe_says() -> 
         plan = make_plan("model=torchvision:headed", f"model.auxiliary={weight}", *EXACT)
         whole = Whole(plan, WORLD)
         share = next(open_loader(plan, None, 0, WORLD.device).training(0))
-        losses[weight] = whole.learn(share)[0].item()
+        losses[weight] = whole.forward_backward(share)[0].item()
     assert losses[0.3] - losses[0.0] == pytest.approx(0.3 * (losses[1.0] - losses[0.0]), rel=1e-9)
     assert losses[1.0] > losses[0.0]
 
@@ -352,7 +356,7 @@ def test_a_package_that_is_not_installed_is_one_line(package: str, monkeypatch: 
     assert refusal(f"{package}:small") == f"model: {expected} a network of Paceline's"
     plan = make_plan(f"init.from={package}:small")
     with pytest.raises(PlanError, match=f"^init.from: {expected} the weights of a file or a run$"):
-        begin(fresh(plan, WORLD), plan)
+        initialize_state(build_state(plan, WORLD), plan)
 
 
 @pytest.mark.parametrize(("name", "why"), [("nonsense", "Unknown model (nonsense)"), ("silent", "KeyError")])
@@ -386,9 +390,9 @@ def test_the_package_s_own_weights_follow_from_the_recipe_s_seed(seed: int) -> N
 
 def test_a_run_begins_with_the_weights_that_the_package_made() -> None:
     plan = make_plan("model=timm:small", "init.conv=normal-0.1")
-    state = fresh(plan, WORLD)
+    state = build_state(plan, WORLD)
     before = {name: value.clone() for name, value in state.network.module.state_dict().items()}
-    assert begin(state, plan) is None
+    assert initialize_state(state, plan) is None
     assert all(torch.equal(value, before[name]) for name, value in state.network.module.state_dict().items())
 
 
@@ -397,8 +401,8 @@ def test_published_weights_are_asked_for_and_a_head_for_other_classes_starts_ane
     package: str, packages: list[tuple[str, dict[str, Any]]]
 ) -> None:
     plan = make_plan(f"model={package}:headed", f"init.from={package}:headed")
-    state = fresh(plan, WORLD)
-    adopted = begin(state, plan)
+    state = build_state(plan, WORLD)
+    adopted = initialize_state(state, plan)
     assert adopted is not None
     assert adopted.anew == [f"network.network.{head}.{last}" for head in ("fc", "aux1") for last in ("weight", "bias")]
     assert adopted.tensors == len(state.network.module.state_dict()) - 4
@@ -408,7 +412,7 @@ def test_published_weights_are_asked_for_and_a_head_for_other_classes_starts_ane
 def test_published_weights_that_do_not_fit_are_one_line() -> None:
     plan = make_plan("init.from=timm:small")
     with pytest.raises(UserError, match=r"^init.from: timm:small does not fit this network: 'conv1\.weight' .*$"):
-        begin(fresh(plan, WORLD), plan)
+        initialize_state(build_state(plan, WORLD), plan)
 
 
 def test_a_plan_of_one_frozen_block_trains_nothing_and_is_refused() -> None:

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conftest import make_plan
+from conftest import make_plan, make_session
 from optim_cases import CLIPS, MANY, OPTIMIZERS, numbers, parameters, plan_of, steps, take_step
-from paceline.data.load.loader import open_loader
 from paceline.optim.build import build_optimizer
 from paceline.optim.flat import BLOCK, FlatParameters
 from paceline.planning import Plan
-from paceline.training.loop import update
-from paceline.training.state import State, begin, fresh, restore, to_files
+from paceline.training import step as training_step
+from paceline.training.restore import load_files
+from paceline.training.save import to_files
+from paceline.training.state import State, build_state, initialize_state
 from paceline.world import World
 
 CPU = torch.device("cpu")
@@ -175,10 +176,10 @@ def test_the_host_reads_no_number_in_a_step(optimizer: str, clip: str, kind: tor
 
 def advance(plan: Plan, state: State, count: int) -> dict[str, Tensor]:
     """Train for some steps; gives every tensor that is then there."""
-    world = World(CPU)
-    shares = open_loader(plan, None, 0, CPU).training(state.step)
+    session = make_session(plan, state=state)
+    shares = session.loader.training(state.step)
     for _ in range(count):
-        update(plan, world, state, next(shares))
+        training_step.take_step(session, next(shares))
     shares.close()
     named = dict(state.network.module.state_dict()) | state.optimizer.tensors()
     return {name: tensor.detach().clone() for name, tensor in named.items()}
@@ -188,11 +189,11 @@ def advance(plan: Plan, state: State, count: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("optimizer", [o for o in OPTIMIZERS if o.count(",") < 3])
 def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(optimizer: str) -> None:
     plan = make_plan(f"optimizer={optimizer}", "optimizer.lr=0.01", "weight_decay.rate=0.01", "clip.adaptive=0.05")
-    state = fresh(plan, World(CPU))
-    begin(state, plan)
+    state = build_state(plan, World(CPU))
+    initialize_state(state, plan)
     saved = advance(plan, state, 2)
     files = to_files(state)
-    other = restore(fresh(plan, World(CPU)), files, "here")
+    other = load_files(build_state(plan, World(CPU)), files, "here")
     restored = dict(other.network.module.state_dict()) | other.optimizer.tensors()
     assert restored.keys() == saved.keys()
     assert all(torch.equal(tensor, saved[name]) for name, tensor in restored.items())

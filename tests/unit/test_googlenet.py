@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.model.batch import Batch, Chain
 from paceline.model.branches import Auxiliary, Branches
 from paceline.model.dropout import Dropout
 from paceline.model.googlenet import googlenet_blocks
@@ -22,6 +23,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 BATCH = MakeNorm(BatchNorm(name="batch"))
 NONE = MakeNorm(NoNorm(name="none"))
+PASS = Batch(torch.empty(1, 0))
+"""A training pass of a network without batch norms and dropouts."""
 PLAIN = GoogLeNet(name="googlenet", auxiliary=0, dropout=0)
 WITH_HEADS = GoogLeNet(name="googlenet", dropout=0, auxiliary_dropout=0)
 TORCHVISION_SCORES = [0.7165031669421297, 0.6939975862601749, 0.8021508672278639, 0.9926384809480806]
@@ -77,7 +80,7 @@ def test_blocks_are_named_in_the_order_of_the_data() -> None:
 def test_a_pool_belongs_to_the_block_before_it() -> None:
     picture, shapes = images(224), []
     for block in list(network(PLAIN).eval())[:-1]:
-        picture = block(picture)
+        picture = block(picture, None)
         shapes.append((picture.shape[1], picture.shape[2]))
     widths = [64, 64, 192, 256, 480, 512, 512, 512, 528, 832, 832, 1024]
     sides = [56, 56, 28, 28, 14, 14, 14, 14, 14, 7, 7, 7]
@@ -106,18 +109,18 @@ def test_each_head_drops_the_share_that_its_setting_says() -> None:
 
 def test_heads_on_the_way_give_scores_in_training_alone() -> None:
     built = network(WITH_HEADS, make_norm=NONE)
-    assert [scores.shape for scores in built.train()(images(64))] == [(2, 1000)] * 3
-    assert built.eval()(images(64)).shape == (2, 1000)
-    assert network(PLAIN, make_norm=NONE).train()(images(64)).shape == (2, 1000)
+    assert [scores.shape for scores in built(images(64), batch=PASS)] == [(2, 1000)] * 3
+    assert built(images(64)).shape == (2, 1000)
+    assert network(PLAIN, make_norm=NONE)(images(64), batch=PASS).shape == (2, 1000)
 
 
 def test_a_head_on_the_way_hands_on_the_very_picture() -> None:
-    head = Auxiliary(nn.Flatten(), 12, 5)
+    head = Auxiliary(Chain(nn.Flatten()), 12, 5)
     picture = torch.ones(2, 3, 2, 2)
-    handed, scores = head.train()(picture)
+    handed, scores = head(picture, PASS)
     assert handed is picture
     assert torch.equal(scores, head.dense(torch.ones(2, 12)))
-    assert head.eval()(picture) is picture
+    assert head(picture, None) is picture
 
 
 def test_an_auxiliary_head_computes_what_its_formula_says() -> None:
@@ -127,16 +130,16 @@ def test_an_auxiliary_head_computes_what_its_formula_says() -> None:
     picture = wave(2, 512, 14, 14)
     y = F.conv2d(F.adaptive_avg_pool2d(picture, 4), squeeze) * weight[:, None, None] + bias[:, None, None]
     expected = F.linear(F.relu(F.linear(F.relu(y).flatten(1), *dense[:2])), *dense[2:])
-    assert torch.allclose(head(picture)[1], expected, rtol=1e-12)
+    assert torch.allclose(head(picture, PASS)[1], expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("model", [PLAIN, WITH_HEADS])
 def test_images_of_15_pixels_are_the_smallest(model: GoogLeNet) -> None:
-    built = network(model, make_norm=NONE).train()
-    scores = built(images(15))
+    built = network(model, make_norm=NONE)
+    scores = built(images(15), batch=PASS)
     assert (scores[0] if model.auxiliary else scores).shape == (2, 1000)
     with pytest.raises(RuntimeError, match="too small"):
-        built(images(14))
+        built(images(14), batch=PASS)
 
 
 def test_branches_compute_what_their_text_says() -> None:
@@ -155,5 +158,5 @@ def test_branches_compute_what_their_text_says() -> None:
     mean = F.avg_pool2d(x, 3, 1, 1)
     fourth = conv(torch.cat([conv(mean, padding=(0, 1)), conv(mean, padding=(1, 0))], 1), stride=2)
     expected = torch.cat([first, second, third, fourth], 1)
-    assert torch.allclose(branches(x), expected, rtol=1e-12)
+    assert torch.allclose(branches(x, None), expected, rtol=1e-12)
     assert branches.outputs == expected.shape[1] == 8

@@ -9,11 +9,9 @@ import pytest
 
 from files_made import clean_pictures, every_pitfall, file_plan, write_every_format
 from paceline import checkpoint
-from paceline.command.resume import stored_job
-from paceline.command.train import prepare_folder
 from paceline.data.index.fingerprint import IDENTITY, keep_identity
 from paceline.errors import DataError, RunError, SpecError
-from paceline.job import Job, plan_job
+from paceline.job import Job, plan_job, prepare_folder, stored_job
 from paceline.record import Run, stored_plan
 from paceline.settings import build
 from paceline.settings.data import Files
@@ -70,7 +68,7 @@ def test_a_run_without_a_step_gives_its_folder_to_another_recipe(sources: Path, 
     data, run = sources / "folder", tmp_path / "run"
     prepare_folder(job_of(data), run)
     checkpoint.write(run / "checkpoints", 0, {})
-    started = Run(run, writer=True)
+    started = Run(run, "own")
     with pytest.raises(RunError, match="holds a run of another recipe"):  # it is being trained
         prepare_folder(job_of(data, "epochs=2"), run)
     started.close()

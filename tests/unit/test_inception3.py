@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.model.batch import Batch
 from paceline.model.dropout import Dropout
 from paceline.model.inception3 import inception3_blocks
 from paceline.model.layers import MakeNorm
@@ -20,6 +21,8 @@ from paceline.settings.recipe import BatchNorm, NoNorm
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 BATCH = MakeNorm(BatchNorm(name="batch"))
+PASS = Batch(torch.empty(1, 0))
+"""A training pass of a network without batch norms and dropouts."""
 NONE = MakeNorm(NoNorm(name="none"))
 PLAIN = InceptionV3(name="inception-v3", auxiliary=0, dropout=0)
 WITH_HEAD = InceptionV3(name="inception-v3", dropout=0)
@@ -77,7 +80,7 @@ def test_blocks_are_named_in_the_order_of_the_data() -> None:
 def test_a_pool_belongs_to_the_block_before_it() -> None:
     picture, shapes = images(299), []
     for block in list(network(PLAIN).eval())[:-1]:
-        picture = block(picture)
+        picture = block(picture, None)
         shapes.append((picture.shape[1], picture.shape[2]))
     widths = [32, 32, 64, 80, 192, 256, 288, 288, 768, 768, 768, 768, 768, 1280, 2048, 2048]
     sides = [149, 147, 73, 73, 35, 35, 35, 35, 17, 17, 17, 17, 17, 8, 8, 8]
@@ -113,21 +116,21 @@ def test_an_auxiliary_head_computes_what_its_formula_says() -> None:
 
     picture = wave(2, 768, 20, 20)
     expected = F.linear(conv(conv(F.avg_pool2d(picture, 5, 3))).mean((2, 3)), next(parts), next(parts))
-    handed, scores = head(picture)
+    handed, scores = head(picture, PASS)
     assert handed is picture
     assert torch.allclose(scores, expected, rtol=1e-12)
 
 
 def test_images_of_75_pixels_are_the_smallest_without_a_head_on_the_way() -> None:
-    built = network(PLAIN, make_norm=NONE).train()
+    built = network(PLAIN, make_norm=NONE)
     assert built(images(75)).shape == (2, 1000)
     with pytest.raises(RuntimeError, match="greater than actual input size"):
         built(images(74))
 
 
 def test_a_head_on_the_way_asks_for_299_pixels_in_training_and_nothing_in_evaluation() -> None:
-    built = network(WITH_HEAD, make_norm=NONE).train()
-    assert [scores.shape for scores in built(images(299))] == [(2, 1000)] * 2
+    built = network(WITH_HEAD, make_norm=NONE)
+    assert [scores.shape for scores in built(images(299), batch=PASS)] == [(2, 1000)] * 2
     with pytest.raises(RuntimeError, match="greater than actual input size"):
-        built(images(298))
-    assert built.eval()(images(75)).shape == (2, 1000)
+        built(images(298), batch=PASS)
+    assert built(images(75)).shape == (2, 1000)

@@ -65,7 +65,7 @@ def test_channels_and_classes_change_the_first_and_the_last_block_only() -> None
 def test_pictures_have_the_paper_s_shapes() -> None:
     x, shapes = torch.empty(1, 3, 299, 299, device="meta"), {}
     for name, block in blocks().items():
-        x = block.eval()(x)
+        x = block(x, None)
         shapes[name] = tuple(x.shape[1:])
     assert shapes["stem/conv3"] == (64, 147, 147)
     assert shapes["stem/mixed3a"] == (160, 73, 73)
@@ -108,12 +108,12 @@ def test_dropout_stands_before_the_last_dense_layer() -> None:
 
 
 def test_chains_are_joined_as_channels_in_order() -> None:
-    mixed = Branches("max/2 | 3x3/2:3 1x1:4", 2, MAKE_NORM).eval()
+    mixed = Branches("max/2 | 3x3/2:3 1x1:4", 2, MAKE_NORM)
     x = torch.linspace(-1, 1, 2 * 81).reshape(1, 2, 9, 9)
-    y = mixed(x)
+    y = mixed(x, None)
     assert mixed.outputs == y.shape[1] == 6
     assert torch.equal(y[:, :2], F.max_pool2d(x, 3, 2))
-    assert torch.equal(y[:, 2:], mixed[1](x))
+    assert torch.equal(y[:, 2:], mixed[1](x, None))
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,14 @@ def test_chains_are_joined_as_channels_in_order() -> None:
     ],
 )
 def test_a_layer_is_what_is_written(chain: str, channels: int, rows: int, columns: int) -> None:
-    mixed = Branches(chain, 2, MAKE_NORM).eval()
-    assert mixed(torch.ones(1, 2, 9, 8)).shape == (1, channels, rows, columns)
+    mixed = Branches(chain, 2, MAKE_NORM)
+    assert mixed(torch.ones(1, 2, 9, 8), None).shape == (1, channels, rows, columns)
     assert mixed.outputs == channels
 
 
 @pytest.mark.parametrize(("layer", "corner"), [("inner-mean", 1), ("mean", 4 / 9)])
 def test_a_mean_counts_what_lies_outside_as_black_unless_it_is_an_inner_one(layer: str, corner: float) -> None:
-    y = Branches(layer, 1, MAKE_NORM)(torch.ones(1, 1, 4, 4, dtype=torch.float64))
+    y = Branches(layer, 1, MAKE_NORM)(torch.ones(1, 1, 4, 4, dtype=torch.float64), None)
     assert y[0, 0, 0, 0] == pytest.approx(corner)
     assert torch.allclose(y[:, :, 1:3, 1:3], torch.ones(1, 1, 2, 2, dtype=torch.float64))
 

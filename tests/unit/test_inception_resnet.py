@@ -84,12 +84,12 @@ def test_only_the_last_unit_has_no_activation() -> None:
 
 @pytest.mark.parametrize("last", [False, True])
 def test_a_unit_adds_its_scaled_branch_to_the_picture(last: bool) -> None:
-    unit = Residual(4, "1x1:3 | 1x3:2", 0.3, last, MAKE_NORM).eval()
+    unit = Residual(4, "1x1:3 | 1x3:2", 0.3, last, MAKE_NORM)
     x = torch.linspace(-1, 1, 4 * 25).reshape(1, 4, 5, 5)
     before = x.clone()
-    expected = x + 0.3 * unit.conv(unit.mixed(x))
+    expected = x + 0.3 * unit.conv(unit.mixed(x, None))
     assert (expected < 0).any()
-    torch.testing.assert_close(unit(x), expected if last else expected.clamp(min=0))
+    torch.testing.assert_close(unit(x, None), expected if last else expected.clamp(min=0))
     assert torch.equal(x, before)
 
 
@@ -102,7 +102,7 @@ def test_channels_and_classes_change_the_first_and_the_last_block_only() -> None
 def test_pictures_have_the_published_shapes() -> None:
     x, shapes = torch.empty(1, 3, 299, 299, device="meta"), {}
     for name, block in blocks().items():
-        x = block.eval()(x)
+        x = block(x, None)
         shapes[name] = tuple(x.shape[1:])
     assert shapes["stem/conv3"] == (64, 73, 73)
     assert shapes["stem/conv5"] == (192, 35, 35)

@@ -9,7 +9,9 @@ from conftest import make_plan
 from paceline.errors import PlanError, SpecError
 from paceline.planning import Plan
 from paceline.training.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE, SCALE_BOUNDS, LossScale
-from paceline.training.state import State, begin, fresh, restore, to_files
+from paceline.training.restore import load_files
+from paceline.training.save import to_files
+from paceline.training.state import State, build_state, initialize_state
 from paceline.world import init_world
 
 CPU = torch.device("cpu")
@@ -73,18 +75,19 @@ def test_a_dynamic_scale_stays_within_bounds() -> None:
 def test_a_dynamic_scale_is_resumed_wherever_it_stands() -> None:
     plan = make_plan("on.loss_scale=dynamic")
     state = begin_state(plan)
-    state.scale.value.fill_(1.0)
-    state.scale.good_steps.fill_(1500)
-    again = restore(fresh(plan, init_world(plan, None)), to_files(state), "test")
-    assert float(again.scale.value) == 1
-    assert int(again.scale.good_steps) == 1500
+    state.loss_scale.value.fill_(1.0)
+    state.loss_scale.good_steps.fill_(1500)
+    again = load_files(build_state(plan, init_world(plan, None)), to_files(state), "test")
+    assert float(again.loss_scale.value) == 1
+    assert int(again.loss_scale.good_steps) == 1500
     other = make_plan("on.loss_scale=4")
-    assert float(restore(fresh(other, init_world(other, None)), to_files(state), "test").scale.now(0)) == 4
+    fixed = load_files(build_state(other, init_world(other, None)), to_files(state), "test")
+    assert float(fixed.loss_scale.now(0)) == 4
 
 
 def begin_state(plan: Plan) -> State:
-    state = fresh(plan, init_world(plan, None))
-    begin(state, plan)
+    state = build_state(plan, init_world(plan, None))
+    initialize_state(state, plan)
     return state
 
 

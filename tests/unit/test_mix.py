@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import make_plan, make_recipe
-from paceline.augment.mix import ROWS, Numbers, betas, draw
-from paceline.augment.mix_pixels import mix
+from paceline.augment.mix import ROWS, betas, draw_mix, mix
 from paceline.command.verify import choose_layouts
 from paceline.errors import PlanError
+from paceline.numpy_types import Float64s, Int64s
 from paceline.settings.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -27,7 +27,13 @@ def recipe(mix: str) -> Recipe:
     return make_recipe(f"mix={mix}")
 
 
-def areas(rows: Numbers, side: int) -> Numbers:
+def draw(settings: Recipe, positions: Int64s, side: int) -> Float64s:
+    rows = draw_mix(settings, positions, side)
+    assert rows is not None
+    return rows
+
+
+def areas(rows: Float64s, side: int) -> Float64s:
     _, top, left, bottom, right = rows
     return np.asarray((bottom - top) * (right - left) / side**2)
 

@@ -9,10 +9,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from paceline.model.batch import Batch
 from paceline.model.inverted import InvertedUnit, SqueezeExcite
 from paceline.model.layers import Head, MakeNorm
 from paceline.model.mobile_tables import Squeeze, shape
 from paceline.model.mobilenet import Dense, mobilenet2_blocks, mobilenet3_blocks
+from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct, NormAct
 from paceline.settings.model import MobileNetV2, MobileNetV3
 from paceline.settings.recipe import BatchNorm, GroupNorm
@@ -38,15 +40,13 @@ def settings(name: str, width: float = 1.0, dropout: float = 0.2) -> MobileNetV2
     return kind.model_validate({"name": name, "width": width, "dropout": dropout})
 
 
-def build(
-    model: MobileNetV2 | MobileNetV3, classes: int = 10, channels: int = 3, norm: MakeNorm = BATCH
-) -> nn.Sequential:
+def build(model: MobileNetV2 | MobileNetV3, classes: int = 10, channels: int = 3, norm: MakeNorm = BATCH) -> Network:
     if isinstance(model, MobileNetV2):
-        return nn.Sequential(OrderedDict(mobilenet2_blocks(model, channels, classes, norm)))
-    return nn.Sequential(OrderedDict(mobilenet3_blocks(model, channels, classes, norm)))
+        return Network(OrderedDict(mobilenet2_blocks(model, channels, classes, norm)))
+    return Network(OrderedDict(mobilenet3_blocks(model, channels, classes, norm)))
 
 
-def network(name: str, width: float = 1.0, classes: int = 10, channels: int = 3) -> nn.Sequential:
+def network(name: str, width: float = 1.0, classes: int = 10, channels: int = 3) -> Network:
     """A network that has shapes but no memory."""
     with torch.device("meta"):
         return build(settings(name, width), classes, channels)
@@ -132,9 +132,9 @@ def test_a_unit_adds_its_branch_to_its_input() -> None:
     unit = build(settings(V2, 0.35)).double().eval().get_submodule("stage2/unit2")
     assert isinstance(unit, InvertedUnit)
     x = torch.sin(torch.arange(2 * 8 * 16, dtype=torch.float64)).view(2, 8, 4, 4)
-    branch = unit.norm(unit.conv(unit.wide(x)))
+    branch = unit.norm(unit.conv(unit.wide(x, None)), None)
     assert branch.abs().max() > 1e-6
-    assert torch.equal(unit(x), branch + x)
+    assert torch.equal(unit(x, None), branch + x)
 
 
 @pytest.mark.parametrize(("name", "epsilon", "momentum"), [(V2, 1e-5, 0.1), (SMALL, 1e-3, 0.01), (LARGE, 1e-3, 0.01)])
@@ -158,7 +158,7 @@ def test_the_head_of_v3_has_a_dense_layer_with_hard_swish_before_the_last() -> N
     x = torch.sin(torch.arange(2 * dense.dense.in_features * 4, dtype=torch.float64)).view(2, -1, 2, 2)
     features = dense.dense(x.mean((2, 3)))
     features = features * (features + 3).clamp(0, 6) / 6
-    assert torch.allclose(head(dense(x)), head.dense(features), rtol=0, atol=1e-12)
+    assert torch.allclose(head(dense(x, None), None), head.dense(features), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", [V2, LARGE])
@@ -167,7 +167,7 @@ def test_a_network_learns_with_group_norm_and_with_proxy_norm(name: str, proxy: 
     norm = MakeNorm(GroupNorm(name="group", groups=4, proxy=proxy))
     built = build(settings(name, 0.35, 0), norm=norm).train()
     x = torch.sin(torch.arange(2 * 3 * 32 * 32, dtype=torch.float32)).view(2, 3, 32, 32)
-    built(x).square().sum().backward()
+    built(x, batch=Batch(torch.empty(1, 0))).square().sum().backward()
     for path, parameter in built.named_parameters():
         assert parameter.grad is not None, path
         assert parameter.grad.isfinite().all(), path

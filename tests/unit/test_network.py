@@ -11,18 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from conftest import make_plan
+from conftest import make_plan, make_session
 from paceline.data.load.batches import MicroBatch
 from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError
+from paceline.model.batch import Batch
 from paceline.model.build import build_network
 from paceline.model.dropout import StochasticDepth
 from paceline.model.network import Network, recomputing
 from paceline.model.norm import BatchNormAct
 from paceline.model.whole import Whole
 from paceline.planning import Plan
-from paceline.training.loop import update
-from paceline.training.state import State, begin, fresh
+from paceline.training.state import State, build_state, initialize_state
+from paceline.training.step import take_step
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,6 +33,8 @@ CHANCY = ("model=efficientnet-cifar", "model.survival=0.5", "model.dropout=0.5",
 """A network with dropout, stochastic depth and norms."""
 HEADED = ("model=googlenet", "data.side=16", "global_batch=4", "norm_batch=2")
 """A network with auxiliary heads, which drop too."""
+BATCH = Batch(torch.empty(1, 0))
+"""A micro-batch of a network without norms and dropouts."""
 
 
 class Add(nn.Module):
@@ -41,9 +44,9 @@ class Add(nn.Module):
         super().__init__()
         self.number, self.scores = nn.Parameter(torch.tensor(number)), scores
 
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, batch: Batch | None) -> Tensor | tuple[Tensor, Tensor]:
         y = x + self.number
-        return (y, x.sum().view(1)) if self.scores and self.training else y
+        return (y, x.sum().view(1)) if self.scores and batch is not None else y
 
 
 def adders() -> Network:
@@ -52,11 +55,11 @@ def adders() -> Network:
     )
 
 
-def chain(pieces: list[Network], *carried: Tensor) -> Any:
+def chain(pieces: list[Network], x: Tensor, batch: Batch | None = None) -> Any:
     """What pieces give, one behind the other."""
-    made: Any = carried
+    made: Any = x
     for piece in pieces:
-        made = piece(*((made,) if isinstance(made, Tensor) else made))
+        made = piece(*tensors(made), batch=batch)
     return made
 
 
@@ -66,8 +69,8 @@ def tensors(made: Any) -> tuple[Tensor, ...]:
 
 def make_state(plan: Plan) -> State:
     """The state before the first step, with running statistics that are not those every network starts with."""
-    state = fresh(plan, WORLD)
-    begin(state, plan)
+    state = build_state(plan, WORLD)
+    initialize_state(state, plan)
     for number, norm in enumerate(norms(state.network.module)):
         norm.running_mean.fill_(0.01 * number)
         norm.running_var.fill_(1 + 0.01 * number)
@@ -83,8 +86,9 @@ def shares(plan: Plan) -> Iterator[list[MicroBatch]]:
 
 
 def train(plan: Plan, state: State, steps: int) -> None:
+    session = make_session(plan, state=state)
     for _, share in zip(range(steps), shares(plan), strict=False):
-        update(plan, WORLD, state, share)
+        take_step(session, share)
 
 
 def snapshot(module: nn.Module) -> dict[str, Tensor]:
@@ -96,13 +100,13 @@ def changed(module: nn.Module, before: dict[str, Tensor]) -> set[str]:
 
 
 def test_auxiliary_scores_ride_along_behind_the_picture_in_the_order_of_their_heads() -> None:
-    picture, first, second = adders()(torch.zeros(2))
+    picture, first, second = adders()(torch.zeros(2), batch=BATCH)
     assert picture.tolist() == [11111, 11111]
     assert (first.tolist(), second.tolist()) == ([2], [222])
 
 
 def test_without_auxiliary_scores_the_picture_comes_alone() -> None:
-    made = adders().eval()(torch.zeros(2))
+    made = adders()(torch.zeros(2))
     assert isinstance(made, Tensor)
     assert made.tolist() == [11111, 11111]
 
@@ -110,7 +114,8 @@ def test_without_auxiliary_scores_the_picture_comes_alone() -> None:
 @pytest.mark.parametrize("names", [[], ["a"], ["b"], ["first", "second"], ["second"], ["c", "b", "b", "a"]], ids=str)
 def test_pieces_carry_auxiliary_scores_across_a_cut(names: list[str]) -> None:
     network = adders()
-    expected, made = network(torch.ones(3)), chain(network.cut(names), torch.ones(3))
+    x = torch.ones(3)
+    expected, made = network(x, batch=BATCH), chain(network.cut(names), x, BATCH)
     assert len(made) == 3
     assert all(torch.equal(a, b) for a, b in zip(expected, made, strict=True))
 
@@ -146,8 +151,8 @@ def test_a_slice_of_a_network_is_a_network() -> None:
     network = adders()
     middle = network[1:4]
     assert isinstance(middle, Network)
-    assert [part.tolist() for part in middle(torch.ones(1))] == [[1111], [1], [111]]
-    assert [part.tolist() for part in middle(torch.ones(1), torch.zeros(1))] == [[1111], [0], [1], [111]]
+    assert [part.tolist() for part in middle(torch.ones(1), batch=BATCH)] == [[1111], [1], [111]]
+    assert [part.tolist() for part in middle(torch.ones(1), torch.zeros(1), batch=BATCH)] == [[1111], [0], [1], [111]]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +176,7 @@ def test_frozen_blocks_stand_still_through_training_and_the_others_move(names: s
 def test_frozen_blocks_get_no_gradients() -> None:
     plan = make_plan("freeze=[stem, stage2]")
     state = make_state(plan)
-    state.network.learn(next(shares(plan)))
+    state.network.forward_backward(next(shares(plan)))
     module = dict(state.network.module.named_parameters())
     without = {name for name, parameter in module.items() if parameter.grad is None}
     frozen = {name for name in module if name.startswith(("stem.", "stage2/"))}
@@ -184,10 +189,10 @@ def test_frozen_norms_use_the_statistics_they_have() -> None:
     """Images that share a batch with other images do not see them through a frozen norm."""
     plan = make_plan("freeze=[stem]", "on.precision=fp64")
     state = make_state(plan)
-    stem = state.network.module[0]
+    stem = state.network.module[:1]
     state.network.module.train()
     x = torch.randn(4, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    assert torch.allclose(stem(x)[:1], stem(x[:1]), rtol=1e-12)
+    assert torch.allclose(stem(x, batch=BATCH)[:1], stem(x[:1], batch=BATCH), rtol=1e-12)
     assert norms(stem)[0] not in state.network.statistics.norms
     assert len(state.network.statistics.norms) == len(norms(state.network.module)) - 1
 
@@ -199,7 +204,7 @@ def test_train_keeps_frozen_blocks_in_evaluation() -> None:
         modes = {name: block.training for name, block in network.train().named_children()}
         assert modes == {"a": True, "first": False, "b": False, "second": True, "c": True}
         assert not any(block.training for block in network.eval())
-    assert len(network.train()(torch.ones(1))) == 2  # a head that stands still gives no scores
+    assert len(network.train()(torch.ones(1), batch=BATCH)) == 2  # a head that stands still gives no scores
 
 
 def test_validation_between_steps_does_not_wake_frozen_blocks() -> None:
@@ -207,8 +212,8 @@ def test_validation_between_steps_does_not_wake_frozen_blocks() -> None:
     state = make_state(plan)
     share = next(shares(plan))
     for _ in range(2):
-        state.network.judge(share[0])
-        state.network.learn(share)
+        state.network.score(share[0])
+        state.network.forward_backward(share)
         awake = {name for name, block in state.network.module.named_children() if block.training}
         assert awake == {"stem", "stage2/unit1", "stage3/unit1", "head"}
 
@@ -217,11 +222,15 @@ def test_frozen_blocks_drop_nothing() -> None:
     plan = make_plan(*CHANCY, "freeze=[stage5, stage6, stage7]")
     whole = Whole(plan, WORLD)
     whole.module.train()
-    parts = [part for part in whole.module.modules() if isinstance(part, StochasticDepth)]
-    asleep = [part for part in parts if not part.training]
-    assert 0 < len(asleep) < len(parts)
-    x = torch.ones(2, 1, 1, 1)
-    assert all(part(x) is x for part in asleep)
+    batches: dict[str, Batch | None] = {}
+    for name, block in whole.module.named_children():
+        block.register_forward_pre_hook(lambda _block, inputs, name=name: batches.update({name: inputs[1]}))
+    whole.forward_backward(next(shares(plan)))
+    still = {name for name, batch in batches.items() if batch is None}
+    assert still == {name for name in batches if name.startswith(("stage5", "stage6", "stage7"))}
+    assert any(
+        isinstance(part, StochasticDepth) for name in still for part in whole.module.get_submodule(name).modules()
+    )
 
 
 def test_a_freeze_of_everything_or_of_nothing_known_is_refused() -> None:
@@ -236,16 +245,15 @@ def learned(whole: Whole, share: list[MicroBatch]) -> dict[str, Tensor]:
     left: dict[str, Tensor] = {}
     forward = whole._forward
 
-    def noted(x: Tensor) -> Any:
-        made = forward(x)
+    def noted(x: Tensor, batch: Batch | None) -> Any:
+        made = forward(x, batch=batch)
         left.update({f"scores {len(left)}": part.detach().clone() for part in tensors(made)})
         return made
 
     whole._forward = noted
-    left["tally"] = whole.learn(share)
+    left["tally"] = whole.forward_backward(share)
     left |= {name: p.grad for name, p in whole.module.named_parameters() if p.grad is not None}
-    sums = whole.statistics.collect()
-    return left if sums is None else left | {"statistics": sums.clone()}
+    return left | {"statistics": whole.statistics.collect().clone()}
 
 
 def start_of(plan: Plan) -> dict[str, Tensor]:
@@ -293,11 +301,10 @@ def test_every_pass_of_a_step_leaves_statistics_of_its_own(recompute: str) -> No
     for micro_batch in (16, 8, 4):
         plan = make_plan(f"on.micro_batch={micro_batch}", "on.precision=fp64", f"on.recompute={recompute}")
         whole = make_whole(plan, start_of(plan))
-        whole.learn(next(shares(plan)))
+        whole.forward_backward(next(shares(plan)))
         sums.append(whole.statistics.collect())
     one, *others = sums
-    assert one is not None
-    assert all(other is not None and torch.allclose(one, other, rtol=1e-12, atol=1e-12) for other in others)
+    assert all(torch.allclose(one, other, rtol=1e-12, atol=1e-12) for other in others)
 
 
 def test_chance_is_at_work_where_nothing_changes() -> None:
@@ -305,10 +312,8 @@ def test_chance_is_at_work_where_nothing_changes() -> None:
     for words, heads in ((CHANCY, 1), (HEADED, 3)):
         plan = make_plan(*words, "on.micro_batch=4")
         whole, batch = make_whole(plan, start_of(plan)), next(shares(plan))[0]
-        made = []
-        for first in (0, 0, 1000):
-            whole.chances.draw(first + torch.arange(4))
-            made.append(whole._scores(whole._pixels.plain(batch.images)))
+        images = whole.augment.normalize(batch.images)
+        made = [whole._class_scores(images, batch_at(whole, first)) for first in (0, 0, 1000)]
         assert [len(scores) for scores in made] == [heads] * 3
         for one, same, other in zip(*made, strict=True):
             assert torch.equal(one, same)
@@ -324,15 +329,20 @@ def test_only_the_last_piece_is_not_computed_again(recompute: str, again: int) -
     seen: list[str] = []
     for name, block in whole.module.named_children():
         block.register_forward_pre_hook(lambda *_, name=name: seen.append(name))
-    whole.learn(next(shares(plan)))
+    whole.forward_backward(next(shares(plan)))
     names = list(dict(whole.module.named_children()))
     assert seen[:5] == names
     assert sorted(seen[5:]) == sorted(names[:again])
 
 
-def kept_bytes(forward: Callable[[Tensor], Any], x: Tensor, module: nn.Module) -> int:
+def batch_at(whole: Whole, first: int) -> Batch:
+    """What layers are told of the four images that begin at a position."""
+    return Batch(whole.statistics.pass_rows(0), *whole.masks(first + torch.arange(4)))
+
+
+def kept_bytes(forward: Callable[..., Any], x: Tensor, module: nn.Module, batch: Batch) -> int:
     """What a forward pass keeps for the backward pass, the parameters and what is given apart."""
-    there = {tensor.untyped_storage().data_ptr() for tensor in (x, *module.parameters())}
+    there = {tensor.untyped_storage().data_ptr() for tensor in (x, *module.parameters(), *batch.dropout, *batch.depth)}
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -342,7 +352,7 @@ def kept_bytes(forward: Callable[[Tensor], Any], x: Tensor, module: nn.Module) -
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        made = forward(x)
+        made = forward(x, batch=batch)
     assert all(part.requires_grad for part in tensors(made))
     return sum(kept.values())
 
@@ -352,15 +362,15 @@ def test_computing_again_keeps_little_more_than_what_goes_from_piece_to_piece(wo
     plan = make_plan(*words, "on.micro_batch=4")
     whole = make_whole(plan, start_of(plan))
     whole.module.train()
-    whole.chances.draw(torch.arange(4))
+    batch = batch_at(whole, 0)
     x = torch.zeros(4, 3, plan.facts.side, plan.facts.side)
     pieces = whole.module.cut(plan.network.blocks)
     made, carried = x, 0
     with torch.no_grad():
         for piece in pieces[:-1]:
-            made = tensors(piece(made))[0]
+            made = tensors(piece(made, batch=batch))[0]
             carried += made.numel() * made.element_size()
-    plain, again = kept_bytes(whole.module, x, whole.module), kept_bytes(recomputing(pieces), x, whole.module)
-    fewer_cuts = kept_bytes(recomputing(whole.module.cut(plan.network.blocks[-2:])), x, whole.module)
+    plain, again = (kept_bytes(run, x, whole.module, batch) for run in (whole.module, recomputing(pieces)))
+    fewer_cuts = kept_bytes(recomputing(whole.module.cut(plan.network.blocks[-2:])), x, whole.module, batch)
     assert fewer_cuts < again < plain / 2
-    assert again <= carried + kept_bytes(pieces[-1], made.requires_grad_(), whole.module)
+    assert again <= carried + kept_bytes(pieces[-1], made.requires_grad_(), whole.module, batch)

@@ -190,20 +190,21 @@ def test_the_most_particular_name_decides_a_block_s_factor(factors: str, expecte
 @pytest.mark.usefixtures("one_thread")
 def test_a_factor_multiplies_the_steps_of_a_whole_block_of_a_network() -> None:
     from conftest import make_plan as small_plan
+    from conftest import make_session
     from paceline.data.load.loader import open_loader
-    from paceline.training.loop import update
-    from paceline.training.state import begin, fresh
+    from paceline.training.state import build_state, initialize_state
+    from paceline.training.step import take_step
     from paceline.world import World
 
     world = World(torch.device("cpu"))
     moved: list[dict[str, Tensor]] = []
     for words in ((), ("lr_factors={head: 10, stage2: 0.25, stem: 0}",)):
         plan = small_plan("weight_decay.rate=0.01", "on.precision=fp64", *words)
-        state = fresh(plan, world)
-        begin(state, plan)
+        state = build_state(plan, world)
+        initialize_state(state, plan)
         before = {name: weight.detach().clone() for name, weight in state.network.module.named_parameters()}
         share = next(open_loader(plan, None, 0, world.device).training(0))
-        update(plan, world, state, share)
+        take_step(make_session(plan, state=state), share)
         moved.append({name: p.detach() - before[name] for name, p in state.network.module.named_parameters()})
     factors = {"head": 10.0, "stage2/unit1": 0.25, "stem": 0.0}
     for name, by in moved[0].items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from conftest import make_plan
-from paceline.data.load.order import Order, share, training_order
+from paceline.data.load.order import Order, micro_batch_positions, training_order
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
@@ -27,13 +27,13 @@ def test_dropping_the_tail_keeps_the_start_of_each_permutation() -> None:
 
 def test_a_step_larger_than_the_data_set_goes_round_it_several_times() -> None:
     plan = make_plan("data.images=5", "epochs=10", "on.micro_batch=16")
-    numbers = training_order(plan).images(share(plan, 0, 0)[0])
+    numbers = training_order(plan).images(micro_batch_positions(plan, 0, 0)[0])
     assert sorted(numbers[:5]) == sorted(numbers[5:10]) == sorted(numbers[10:15]) == list(range(5))
 
 
-def test_a_replica_without_a_micro_batch_has_an_empty_share() -> None:
+def test_a_replica_without_a_micro_batch_has_an_empty_list() -> None:
     plan = make_plan("on.micro_batch=8", "on.replicas=3")
-    assert [len(share(plan, 0, replica)) for replica in range(3)] == [1, 1, 0]
+    assert [len(micro_batch_positions(plan, 0, replica)) for replica in range(3)] == [1, 1, 0]
 
 
 def test_the_order_does_not_depend_on_the_batch() -> None:

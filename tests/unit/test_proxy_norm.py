@@ -76,7 +76,7 @@ def by_hand(norm: ProxyNormAct, x: Tensor, gaussian: Tensor) -> Tensor:
 def test_proxy_norm_is_its_formula_in_values_and_gradients(activation: Activation) -> None:
     norm = make_norm(activation)
     x = (numbers("x", 3, CHANNELS, 4, 5) * 1.7 + 0.4).requires_grad_()
-    ours, theirs = norm(x), by_hand(norm, x, norm.quantiles)
+    ours, theirs = norm(x, None), by_hand(norm, x, norm.quantiles)
     assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-11)
     wanted = [x, *norm.parameters()]
     weights = numbers("weights", *ours.shape)
@@ -96,7 +96,7 @@ def test_the_gaussian_is_200_quantiles_of_equal_weight() -> None:
 def test_the_quantiles_stand_for_a_large_gaussian_sample(activation: Activation) -> None:
     norm = make_norm(activation)
     x = numbers("x", 2, CHANNELS, 3, 3)
-    assert torch.allclose(norm(x), by_hand(norm, x, numbers("gaussian", 200_000)), atol=0.03)
+    assert torch.allclose(norm(x, None), by_hand(norm, x, numbers("gaussian", 200_000)), atol=0.03)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -105,10 +105,10 @@ def test_a_gaussian_comes_out_with_mean_0_and_spread_1_but_for_epsilon(activatio
     with torch.no_grad():
         norm.weight.copy_(torch.tensor([0.7, 1.5]))
         norm.bias.copy_(torch.tensor([-0.5, 0.8]))
-        y = norm(numbers("gaussian", 4, 2, 200, 200) * 3 + 5)
+        y = norm(numbers("gaussian", 4, 2, 200, 200) * 3 + 5, None)
         plain = GroupNormAct(2, 1, 1e-5, activation).double()
         plain.load_state_dict(norm.state_dict(), strict=False)
-        without = plain(numbers("gaussian", 4, 2, 200, 200) * 3 + 5)
+        without = plain(numbers("gaussian", 4, 2, 200, 200) * 3 + 5, None)
     assert y.mean((0, 2, 3)).tolist() == pytest.approx([0, 0], abs=0.02)
     assert y.std((0, 2, 3)).tolist() == pytest.approx([1, 1], abs=0.02)
     assert float(without.mean((0, 2, 3)).abs().max()) > 0.3  # which a norm alone does not do
@@ -122,7 +122,7 @@ def test_it_starts_from_a_standard_gaussian() -> None:
     expected = (F.relu(F.group_norm(x, GROUPS, eps=EPSILON)) - behind.mean()) / (
         behind.var(correction=0) + PROXY_EPSILON
     ).sqrt()
-    assert torch.allclose(norm(x), expected, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(norm(x, None), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_without_an_activation_it_only_scales() -> None:
@@ -131,8 +131,8 @@ def test_without_an_activation_it_only_scales() -> None:
     assert list(norm.state_dict()) == ["weight"]
     x, shortcut = numbers("x", 2, CHANNELS, 3, 3), numbers("shortcut", 2, CHANNELS, 3, 3)
     expected = F.group_norm(x, GROUPS, eps=EPSILON) * norm.weight[:, None, None]
-    assert torch.allclose(norm(x), expected, rtol=1e-12, atol=1e-12)
-    assert torch.allclose(norm(x, shortcut), expected + shortcut, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(norm(x, None), expected, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(norm(x, None, shortcut), expected + shortcut, rtol=1e-12, atol=1e-12)
 
 
 def test_the_quantiles_are_no_weights() -> None:
@@ -143,7 +143,7 @@ def test_the_quantiles_are_no_weights() -> None:
 def test_it_has_shapes_on_the_meta_device(activation: Activation | None) -> None:
     with torch.device("meta"):
         norm = ProxyNormAct(CHANNELS, GROUPS, EPSILON, PROXY_EPSILON, activation)
-        made = norm(torch.empty(2, CHANNELS, 3, 3))
+        made = norm(torch.empty(2, CHANNELS, 3, 3), None)
     assert made.device.type == "meta"
     assert made.shape == (2, CHANNELS, 3, 3)
 
@@ -151,8 +151,8 @@ def test_it_has_shapes_on_the_meta_device(activation: Activation | None) -> None
 def test_half_width_arithmetic_changes_rounding_only() -> None:
     norm = make_norm("relu").float()
     with torch.autocast("cpu", torch.bfloat16):
-        made = norm(numbers("x", 2, CHANNELS, 3, 3).to(torch.bfloat16))
-    exact = make_norm("relu")(numbers("x", 2, CHANNELS, 3, 3))
+        made = norm(numbers("x", 2, CHANNELS, 3, 3).to(torch.bfloat16), None)
+    exact = make_norm("relu")(numbers("x", 2, CHANNELS, 3, 3), None)
     assert torch.allclose(made.double(), exact, atol=0.05)
 
 
@@ -172,7 +172,7 @@ def test_every_proxy_of_a_network_learns(words: tuple[str, ...]) -> None:
     whole = Whole(plan, world)
     if words[0] != "model=googlenet":  # large: torch's own weights do
         initialize(whole.module, published(plan.recipe.init, plan.recipe.model), 0)
-    whole.learn(next(open_loader(plan, None, 0, world.device).training(0)))
+    whole.forward_backward(next(open_loader(plan, None, 0, world.device).training(0)))
     found = [norm for norm in norms(whole.module) if norm.activation]
     assert found
     for norm in found:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from conftest import SMALL, make_plan, make_recipe
 from paceline.errors import Broken, RunError, SpecError
 from paceline.machine import Machine
 from paceline.record import (
-    LOG,
     PLAN,
     RECORD,
     Row,
@@ -33,24 +33,22 @@ from paceline.record import (
 from paceline.settings import build
 from paceline.settings.placement import Placement
 from paceline.settings.recipe import Recipe
-from paceline.sink import Several, Sink
-from paceline.sink.csv import Csv
+from paceline.sink.csv import CsvSink
+from paceline.sink.log import LOG, LogSink
 
 
 def test_rows_are_appended_and_read_back(tmp_path: Path) -> None:
-    run = Run(tmp_path / "deep" / "run", writer=True)
+    run = Run(tmp_path / "deep" / "run", "own")
     assert run.rows() == []
     assert run.write("start", step=0, text="é\u2028\n", list=[1, None]) == {
         "kind": "start", "step": 0, "text": "é\u2028\n", "list": [1, None],
     }  # fmt: skip
     run.write("end", step=3)
-    run.log("a line")
     run.close()
     assert rows_of(run.folder) == [
         {"kind": "start", "step": 0, "text": "é\u2028\n", "list": [1, None]},
         {"kind": "end", "step": 3},
     ]
-    assert (run.folder / LOG).read_text().endswith(" a line\n")
     assert run.checkpoints.is_dir()
 
 
@@ -60,14 +58,14 @@ def test_a_folder_without_a_record_has_no_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("torn", ['{"kind": "rep', '{"kind": "report", "step": 3}', "\x00\x00", '{"kind": "é'])
 def test_a_last_line_that_a_kill_tore_is_passed_over_and_then_cut(torn: str, tmp_path: Path) -> None:
-    run = Run(tmp_path, writer=True)
+    run = Run(tmp_path, "own")
     run.write("report", step=1)
     run.write("report", step=2)
     run.close()
     with (tmp_path / RECORD).open("ab") as file:
         file.write(torn.encode()[:-1])
     assert [row["step"] for row in rows_of(tmp_path)] == [1, 2]
-    again = Run(tmp_path, writer=True)
+    again = Run(tmp_path, "own")
     again.write("report", step=3)
     again.close()
     assert [json.loads(line)["step"] for line in (tmp_path / RECORD).read_text().splitlines()] == [1, 2, 3]
@@ -76,16 +74,12 @@ def test_a_last_line_that_a_kill_tore_is_passed_over_and_then_cut(torn: str, tmp
 @pytest.mark.parametrize("torn", [b'{"kind": "rep', b'{"kind": "report", "step": 1}', b"\xc3", b""])
 def test_whoever_writes_beside_the_training_does_not_lose_a_row_behind_a_torn_line(torn: bytes, tmp_path: Path) -> None:
     (tmp_path / RECORD).write_bytes(b'{"kind": "report", "step": 0}\n' + torn)
-    (tmp_path / LOG).write_bytes(b"a line\n" + torn)
-    run = Run(tmp_path, writer=False)
-    run.writer = True  # as validate and average do, which leave the lock to whoever trains
+    run = Run(tmp_path, "append")  # as validate and average do, which leave the lock to whoever trains
     run.write("validation", step=2)
     run.write("validation", step=3)
-    run.log("another line")
     whole = [1] if torn.endswith(b"}") else []
     assert [row["step"] for row in rows_of(tmp_path)] == [0, *whole, 2, 3]
     assert (tmp_path / RECORD).read_bytes().count(b"\n") == 3 + bool(torn)
-    assert (tmp_path / LOG).read_bytes().splitlines()[-1].endswith(b" another line")
 
 
 def test_numbers_that_are_not_finite_are_null_in_json(tmp_path: Path) -> None:
@@ -93,7 +87,7 @@ def test_numbers_that_are_not_finite_are_null_in_json(tmp_path: Path) -> None:
     mended = {"loss": None, "list": [None, 1.5, [None, 2]], "deep": {"a": None, "b": "NaN"}, "c": None}
     assert json.loads(json_text(odd)) == mended
     assert json_text({"a": [math.nan]}, indent=1) == '{\n "a": [\n  null\n ]\n}'
-    run = Run(tmp_path, writer=True)
+    run = Run(tmp_path, "own")
     row = run.write("report", step=1, **odd)
     run.close()
     assert math.isnan(row["loss"])  # who shows it can tell that it is not finite
@@ -118,23 +112,23 @@ def test_the_latest_row_of_each_step_counts() -> None:
 
 
 def test_a_second_writer_is_refused_until_the_first_has_closed(tmp_path: Path) -> None:
-    first = Run(tmp_path, writer=True)
+    first = Run(tmp_path, "own")
     with pytest.raises(RunError) as caught:
-        Run(tmp_path, writer=True)
+        Run(tmp_path, "own")
     assert str(caught.value) == f"{tmp_path}: another process is training in this folder"
     del caught
     gc.collect()  # what the refused one had opened must be closed: a file left open is a warning, and so a fault
-    reader = Run(tmp_path, writer=False)
+    reader = Run(tmp_path, "read")
     first.write("start", step=0)
     assert len(reader.rows()) == 1
     first.close()
-    Run(tmp_path, writer=True).close()
+    Run(tmp_path, "own").close()
 
 
 def test_a_replica_that_is_not_the_writer_leaves_no_trace(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", writer=False)
+    run = Run(tmp_path / "run", "read")
     assert run.write("report", step=1) == {"kind": "report", "step": 1}
-    run.log("nothing")
+    run.note("nothing")
     run.close()
     assert not (tmp_path / "run").exists()
 
@@ -142,16 +136,19 @@ def test_a_replica_that_is_not_the_writer_leaves_no_trace(tmp_path: Path) -> Non
 def test_a_folder_that_cannot_be_written_is_refused_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RunError, match=r"cannot be written to: Not a directory; choose another folder with --out$"):
-        Run(tmp_path / "file" / "run", writer=True)
+        Run(tmp_path / "file" / "run", "own")
 
 
 def test_a_disk_that_fails_is_told_in_one_line(tmp_path: Path) -> None:
-    run = Run(tmp_path, writer=True)
+    run = Run(tmp_path, "own")
     (tmp_path / RECORD).mkdir()
     with pytest.raises(Broken) as caught:
         run.write("report", step=1)
     run.close()
-    assert str(caught.value) == f"{tmp_path / RECORD}: cannot be written: Is a directory; what was saved is whole"
+    assert (
+        str(caught.value)
+        == f"{tmp_path / RECORD}: cannot be written: Is a directory; all checkpoints so far are intact"
+    )
 
 
 def test_a_stored_plan_is_read_back_with_all_its_settings(tmp_path: Path) -> None:
@@ -213,12 +210,12 @@ def test_the_numbers_of_a_plan_are_its_arithmetic() -> None:
 
 def test_a_start_says_what_arithmetic_has_changed_since_the_last_one() -> None:
     machine = Machine(cores=2, memory=1 << 30)
-    first = start_row(make_plan("on.cpu_threads=1"), machine, 0, [])
+    first = start_row(make_plan("on.cpu_threads=1"), machine, 0, [], ["train"])
     assert first["arithmetic_changed"] == {}
     before: list[Row] = [{"kind": "start", **first}, {"kind": "report", "step": 5}]
     plan = make_plan("on.cpu_threads=1", "on.precision=fp64", "on.micro_batch=4", "on.keep_last=9")
-    again = start_row(plan, machine, 5, before)
-    assert again["arithmetic_changed"] == {"precision": ["fp32", "fp64"]}
+    again = start_row(plan, machine, 5, before, ["resume", "run"])
+    assert again["arithmetic_changed"] == {"precision": ["fp32", "fp64"], "weights": ["fp32", "fp64"]}
     assert again["step"] == 5
     assert {"paceline", "python", "torch", "numpy"} <= again["versions"].keys()
     assert again["placement"]["micro_batch"] == 4
@@ -245,13 +242,20 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def csv_sink(folder: Path, step: int) -> CsvSink:
+    """The tables of a run that starts at a step."""
+    sink = CsvSink(make_plan(), Run(folder, "read"), Console())
+    sink.row({"kind": "start", "step": step})
+    return sink
+
+
 def test_csv_files_have_the_columns_that_older_scripts_read(tmp_path: Path) -> None:
     folder = tmp_path / "my-run"
     folder.mkdir()
-    sink = Csv(folder, [], 0)
+    sink = csv_sink(folder, step=0)
     assert table(folder / "training.csv") == table(folder / "validation.csv") == []
-    sink.report(report(3))
-    sink.validation(validation(3))
+    sink.row(report(3))
+    sink.row(validation(3))
     assert table(folder / "training.csv") == [
         {
             "step": "3", "iteration": "3", "epoch": "0.3", "lr": "0.1", "loss_batch": "1.25", "loss_avg": "1.5",
@@ -270,8 +274,9 @@ def test_csv_files_have_the_columns_that_older_scripts_read(tmp_path: Path) -> N
 def test_a_resumed_run_has_each_csv_row_once(tmp_path: Path) -> None:
     rows = [report(2), report(4), validation(4), report(6), report(2, loss=9.0), validation(6)]
     (tmp_path / "training.csv").write_text("what an earlier start left\n1,2,3\n")
-    sink = Csv(tmp_path, rows, step=4)
-    sink.report(report(6, loss=8.0))
+    (tmp_path / RECORD).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sink = csv_sink(tmp_path, step=4)
+    sink.row(report(6, loss=8.0))
     assert [(row["step"], row["loss_avg"]) for row in table(tmp_path / "training.csv")] == [
         ("2", "9.0"),
         ("4", "1.5"),
@@ -282,32 +287,51 @@ def test_a_resumed_run_has_each_csv_row_once(tmp_path: Path) -> None:
 
 def test_a_csv_file_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "training.csv").mkdir()
-    with pytest.raises(Broken, match=r"training.csv: cannot be written: Is a directory; what was saved is whole$"):
-        Csv(tmp_path, [], 0)
+    with pytest.raises(Broken, match=r"training.csv: cannot be written: Is a directory; all checkpoints.*intact$"):
+        csv_sink(tmp_path, step=0)
 
 
-def test_several_sinks_get_everything() -> None:
-    heard: list[Any] = []
+class Ear:
+    """Notes what a sink is told."""
 
-    class Ear(Sink):
-        def step(self, step: int) -> None:
-            heard.append(step)
+    def __init__(self) -> None:
+        self.told: list[Any] = []
 
-        def report(self, row: Row) -> None:
-            heard.append(row["kind"])
+    def row(self, row: Row) -> None:
+        self.told.append(row["kind"])
 
-        def validation(self, row: Row) -> None:
-            heard.append(row["kind"])
+    def progress(self, what: str, done: int, total: int) -> None:
+        self.told.append((what, done, total))
 
-    several: Sink = Several(Ear(), Sink(), Ear())
-    several.step(7)
-    several.report(report(7))
-    several.validation(validation(7))
-    assert heard == [7, 7, "report", "report", "validation", "validation"]
+
+def test_every_sink_gets_every_row_and_all_progress(tmp_path: Path) -> None:
+    ears = [Ear(), Ear()]
+    with Run(tmp_path, "own") as run:
+        run.sinks = [*ears]
+        run.write("start", step=0)
+        run.progress("training", 1, 6)
+        run.note("something")
+        run.write("end", step=6)
+    assert [ear.told for ear in ears] == [["start", ("training", 1, 6), "note", "end"]] * 2
+    assert [row["kind"] for row in rows_of(tmp_path)] == ["start", "note", "end"]
+
+
+def test_the_log_has_a_line_for_each_start_end_failure_and_note(tmp_path: Path) -> None:
+    with Run(tmp_path, "own") as run:
+        run.sinks = [LogSink(make_plan(), run, Console())]
+        run.write("start", step=0)
+        run.note("something")
+        run.write("report", step=1)
+        run.write("failed", why="a disk")
+        run.write("interrupted", step=2)
+    lines = (tmp_path / LOG).read_text().splitlines()
+    assert [line.split(" ", 2)[2] for line in lines] == [
+        "start at step 0 of 6", "something", "failed: a disk", "interrupted at step 2",
+    ]  # fmt: skip
 
 
 def test_the_lock_of_a_run_is_gone_with_its_process(tmp_path: Path) -> None:
-    program = "import os, sys, pathlib, paceline.record as r; r.Run(pathlib.Path(sys.argv[1]), True); os._exit(7)"
+    program = "import os, sys, pathlib, paceline.record as r; r.Run(pathlib.Path(sys.argv[1]), 'own'); os._exit(7)"
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, timeout=60)
     assert done.returncode == 7  # it died without closing
-    Run(tmp_path, writer=True).close()
+    Run(tmp_path, "own").close()

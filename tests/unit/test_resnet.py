@@ -132,7 +132,7 @@ def test_a_padded_shortcut_is_a_strided_slice_with_zero_channels() -> None:
         for conv in (unit.conv1, unit.conv2):
             conv.weight.zero_()
     x = torch.arange(2 * 16 * 8 * 8, dtype=torch.float64).view(2, 16, 8, 8)
-    y = unit(x)
+    y = unit(x, None)
     assert torch.equal(y[:, :16], x[:, :, ::2, ::2])
     assert y.shape == (2, 32, 4, 4)
     assert not y[:, 16:].any()
@@ -142,7 +142,7 @@ def test_a_padded_shortcut_is_a_strided_slice_with_zero_channels() -> None:
 def test_the_stem_keeps_or_quarters_the_side(stem: str, side: int) -> None:
     built = network(f"{{name: resnet18, stem: {stem}}}", 10, 64).eval()
     first = dict(built.named_children())["stem"]
-    assert first(torch.empty(1, 3, 64, 64, device="meta")).shape == (1, 64, side, side)
+    assert first(torch.empty(1, 3, 64, 64, device="meta"), None).shape == (1, 64, side, side)
 
 
 def reference(built: nn.Module, x: Tensor) -> Tensor:

@@ -1,85 +1,129 @@
-"""One start of a run: a signal in the middle of a validation, and what is said at the beginning and the end."""
+"""An open run: what it changes in the process and restores, and a signal in the middle of a validation."""
 
 from __future__ import annotations
 
-import io
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
-from conftest import make_plan
+from conftest import make_plan, make_session
 from paceline import checkpoint
-from paceline.data.load.loader import open_loader
-from paceline.planning import Plan
-from paceline.record import Run
-from paceline.sink import Sink
-from paceline.sink.console import Terminal
 from paceline.training.loop import train
-from paceline.training.messages import say_goodbye, say_hello, too_large
 from paceline.training.requests import Requests, Signals, Stopped
-from paceline.training.session import take_up
-from paceline.training.state import fresh
-from paceline.world import World
+from paceline.training.restore import restore_newest
+from paceline.training.run import out_of_memory
+from paceline.training.session import Session, open_session
+from paceline.training.state import build_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-WORLD = World(torch.device("cpu"))
 
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    made = Run(tmp_path / "a run", writer=True)
-    yield made
-    made.close()
-
-
-class Impatient(Sink):
-    """Sends the signal once the first images of a validation are judged."""
+class Impatient:
+    """Sends the signal once the first images of a validation are evaluated."""
 
     def __init__(self, signals: Signals) -> None:
         self._signals = signals
         self.seen: list[int] = []
 
-    def judged(self, images: int) -> None:
-        self.seen.append(images)
-        self._signals.stop = True
+    def row(self, row: object) -> None:
+        """Only progress counts."""
+
+    def progress(self, what: str, done: int, _: int) -> None:
+        if what == "validation":
+            self.seen.append(done)
+            self._signals.stop = True
 
 
-def go_on(plan: Plan, run: Run, sink: Sink, signals: Signals) -> bool:
-    state = take_up(plan, WORLD, run)
-    loader = open_loader(plan, None, 0, WORLD.device)
-    return train(plan, WORLD, run, state, loader, sink, Requests(WORLD, signals))
+@pytest.fixture
+def sessions() -> Iterator[list[Session]]:
+    """Sessions whose folders are let go at the end."""
+    opened: list[Session] = []
+    yield opened
+    for session in opened:
+        session.run.close()
 
 
 @pytest.mark.parametrize("every", ["1 epoch", "1 step"])
-def test_a_signal_ends_a_validation_saved_and_the_next_start_judges(run: Run, every: str) -> None:
+def test_a_signal_ends_a_validation_saved_and_the_next_start_makes_it_up(
+    tmp_path: Path, sessions: list[Session], every: str
+) -> None:
     plan = make_plan(f"evaluate.every={every}", "on.micro_batch=4", "on.save=1 epoch")
     signals = Signals()
-    sink = Impatient(signals)
+    impatient = Impatient(signals)
+    sessions.append(session := make_session(plan, tmp_path, "own"))
+    session.requests, session.run.sinks = Requests(session.world, signals), [impatient]
     with pytest.raises(Stopped):
-        go_on(plan, run, sink, signals)
+        train(session)
     step = 1 if every == "1 step" else plan.steps
-    assert sink.seen == [plan.evaluation_batch]
-    assert checkpoint.saved_steps(run.checkpoints)[-1] == step
-    assert not [row for row in run.rows() if row["kind"] == "validation"]
-    assert go_on(plan, run, Sink(), Signals())
-    judged = [row["step"] for row in run.rows() if row["kind"] == "validation"]
-    assert judged == (list(range(1, plan.steps + 1)) if every == "1 step" else [plan.steps])
+    assert impatient.seen == [plan.evaluation_batch]
+    assert checkpoint.saved_steps(session.run.checkpoints)[-1] == step
+    assert not [row for row in session.run.rows() if row["kind"] == "validation"]
+    session.run.close()
+    sessions.append(again := make_session(plan, tmp_path, "own", state=build_state(plan, session.world)))
+    restore_newest(again)
+    assert train(again)
+    steps = [row["step"] for row in again.run.rows() if row["kind"] == "validation"]
+    assert steps == (list(range(1, plan.steps + 1)) if every == "1 step" else [plan.steps])
 
 
-def test_a_long_validation_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = make_plan("data.validation_images=1234")
-    now = [100.0]
-    monkeypatch.setattr("paceline.sink.console.time.monotonic", lambda: now[0])
-    out = io.StringIO()
-    with Terminal(plan, 0, Console(file=out)) as terminal:
-        for images in (100, 200, 300, 400):
-            now[0] += 4
-            terminal.judged(images)
-    assert out.getvalue().splitlines() == ["validation: 300 of 1,234 images"]
+def test_every_validation_has_a_row_when_it_starts_and_one_when_it_ends(
+    tmp_path: Path, sessions: list[Session]
+) -> None:
+    sessions.append(session := make_session(make_plan("evaluate.every=3 steps"), tmp_path, "own"))
+    assert train(session)
+    kinds = [row["kind"] for row in session.run.rows() if row["kind"] not in ("report", "checkpoint")]
+    assert kinds == ["validation-start", "validation"] * 2
+
+
+def process_settings() -> tuple[object, ...]:
+    return (
+        torch.get_num_threads(),
+        torch.backends.cudnn.benchmark,
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.are_deterministic_algorithms_enabled(),
+        os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        signal.getsignal(signal.SIGTERM),
+        signal.getsignal(signal.SIGINT),
+    )
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_leaving_a_session_restores_the_process(tmp_path: Path, fails: bool) -> None:
+    before = process_settings()
+    plan = make_plan("on.cpu_threads=2", "on.deterministic=true")
+    try:
+        with open_session(plan, tmp_path, signals=True):
+            assert torch.get_num_threads() == 2
+            assert torch.are_deterministic_algorithms_enabled()
+            assert signal.getsignal(signal.SIGTERM) != before[-2]
+            if fails:
+                raise ValueError("in the midst of it")
+    except ValueError:
+        assert fails
+    assert process_settings() == before
+    with open_session(plan, tmp_path):  # the folder was let go too
+        pass
+
+
+def test_a_session_opens_in_any_thread(tmp_path: Path) -> None:
+    faults: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with open_session(make_plan(), tmp_path, signals=True) as session:
+                restore_newest(session)
+        except BaseException as fault:  # noqa: BLE001 - told by the test
+            faults.append(fault)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not faults
 
 
 @pytest.mark.parametrize(
@@ -91,38 +135,8 @@ def test_a_long_validation_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) 
         (("global_batch=30", "norm_batch=15", "on.micro_batch=15"), "write on.recompute=all, or more on.replicas"),
     ],
 )
-def test_what_is_said_of_too_little_memory_fits(words: tuple[str, ...], remedy: str) -> None:
-    plan = make_plan(*words)
-    said = too_large(plan)
-    assert said.endswith(remedy)
+def test_the_remedy_for_too_little_memory_fits(words: tuple[str, ...], remedy: str) -> None:
+    message = out_of_memory(make_plan(*words))
+    assert message.endswith(remedy)
     if "such as" in remedy:
-        assert make_plan(*words[:2], said.split("such as ")[1])  # it is not refused in turn
-
-
-def test_a_run_says_what_it_trains_and_what_came_out(run: Run) -> None:
-    plan = make_plan("data.classes=4")
-    assert go_on(plan, run, Sink(), Signals())
-    out = io.StringIO()
-    console = Console(file=out, width=200)
-    say_hello(plan, run, fresh(plan, WORLD), console)
-    say_goodbye(plan, run, plan.steps, True, console)
-    said = out.getvalue()
-    assert said.startswith("resnet8 (74,900 parameters) on generated: 96 images of 4 classes, for 6 steps of 16, 32.32")
-    assert "top-1" in said
-    assert "top-5" not in said  # of four classes the right one is always among five
-    assert f"Next: paceline validate '{run.folder}'" in said
-    assert "cifar10" not in said
-
-
-def test_a_better_checkpoint_than_the_last_is_named(run: Run) -> None:
-    plan = make_plan()
-    assert go_on(plan, run, Sink(), Signals())
-    last = [row for row in run.rows() if row["kind"] == "validation"][-1]
-    checkpoint.write(run.checkpoints, 3, {})
-    run.write(**{**last, "step": 3, "top1": 0.99})
-    out = io.StringIO()
-    say_goodbye(plan, run, plan.steps, True, Console(file=out, width=200))
-    assert (
-        f"The best that is kept: 99.00% after step 3: paceline validate '{run.folder}' --checkpoint best"
-        in out.getvalue()
-    )
+        assert make_plan(*words[:2], message.split("such as ")[1])  # it is not refused in turn

@@ -89,8 +89,8 @@ def opened() -> Source:
 
 def check(found: Source) -> None:
     for split, count, level in ((found.training, 10_000, 12), (found.validation, 2_000, 17)):
-        assert split.count == len(split.pictures) == len(split.labels) == count
-        assert np.all(split.pictures == level)
+        assert split.count == len(split.images) == len(split.labels) == count
+        assert np.all(split.images == level)
         assert np.array_equal(split.labels, np.arange(count) % 10)
 
 

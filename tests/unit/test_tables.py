@@ -9,9 +9,10 @@ import torch
 
 from conftest import make_recipe
 from paceline.model import tables
+from paceline.model.batch import Batch
 from paceline.model.build import build_network
 from paceline.model.cost import survey
-from paceline.model.dropout import Chances
+from paceline.model.dropout import DropoutMasks
 from paceline.model.norm import BatchNormAct, NormAct
 from paceline.settings.data import DataFacts
 from paceline.settings.model import External, Model
@@ -107,7 +108,7 @@ def sides_of_norms(recipe: Recipe, sides: set[int]) -> dict[int, int]:
     """The fewest pixels a side that any norm sees, by the side of the images."""
     with torch.device("meta"):
         built = build_network(recipe, DataFacts(1, 1, 10, 32))
-        Chances(built, 0, torch.float32).draw(torch.arange(2))
+        batch = Batch(torch.empty(1, 0), *DropoutMasks(built, 0, torch.float32)(torch.arange(2)))
     seen: list[int] = []
     for part in built.modules():
         if isinstance(part, NormAct):
@@ -115,7 +116,7 @@ def sides_of_norms(recipe: Recipe, sides: set[int]) -> dict[int, int]:
     found = {}
     for side in sides:
         seen.clear()
-        built(torch.empty(2, 3, side, side, device="meta"))
+        built(torch.empty(2, 3, side, side, device="meta"), batch=batch)
         found[side] = min(seen)
     return found
 

@@ -14,7 +14,7 @@ from paceline.reconcile import fits
 from paceline.settings import build, shipped
 from paceline.settings.data import Made
 from paceline.settings.recipe import BatchNorm, Recipe
-from paceline.training.trials import Outcome, difference, differences
+from paceline.training.trials import Outcome, compare_outcomes, relative_difference
 
 
 def row(**values: Any) -> dict[str, Any]:
@@ -58,8 +58,8 @@ def outcome(loss: float = 1.0, weight: float = 2.0, running: float = 3.0) -> Out
 
 
 def test_differences_are_relative_to_the_largest_value_and_told_apart() -> None:
-    assert differences(outcome(), outcome()) == {"loss": 0, "weights": 0, "statistics": 0, "first_loss": 0}
-    found = differences(outcome(), outcome(loss=1.5, weight=2.5, running=3.3))
+    assert compare_outcomes(outcome(), outcome()) == {"loss": 0, "weights": 0, "statistics": 0, "first_loss": 0}
+    found = compare_outcomes(outcome(), outcome(loss=1.5, weight=2.5, running=3.3))
     assert found == pytest.approx({"loss": 0.1, "weights": 0.25, "statistics": 0.1, "first_loss": 0.5})
 
 
@@ -67,10 +67,12 @@ def test_differences_are_relative_to_the_largest_value_and_told_apart() -> None:
 @pytest.mark.parametrize(("key", "part"), [("loss", "loss"), ("weight", "weights"), ("running", "statistics")])
 def test_what_is_not_finite_is_never_the_same(key: str, part: str, value: float) -> None:
     broken = outcome(**{key: value})
-    for found in (differences(outcome(), broken), differences(broken, outcome())):
+    for found in (compare_outcomes(outcome(), broken), compare_outcomes(broken, outcome())):
         assert not found[part] <= LIMIT
     if math.isnan(value):
-        assert not differences(broken, outcome(**{key: value}))[part] <= LIMIT  # two runs that both broke prove nothing
+        assert (
+            not compare_outcomes(broken, outcome(**{key: value}))[part] <= LIMIT
+        )  # two runs that both broke prove nothing
 
 
 def test_what_is_zero_but_for_rounding_is_measured_beside_the_largest_of_its_kind() -> None:
@@ -81,15 +83,19 @@ def test_what_is_zero_but_for_rounding_is_measured_beside_the_largest_of_its_kin
         return Outcome([1.0], tensors | norm)
 
     one = trial(noise=1e-18, small=1e-12, mean=1e-15)
-    assert differences(one, trial(-1e-18, 1e-12, 1e-15))["weights"] == pytest.approx(1e-18)
-    assert differences(one, trial(1e-18, 3e-12, 1e-15))["weights"] == pytest.approx(2)  # small, and yet not rounding
-    assert differences(one, trial(1e-18, 1e-12, -1e-15))["statistics"] == pytest.approx(1e-15)  # beside a spread of 2
-    assert differences(one, trial(1e-18, 1e-12, 1.0))["statistics"] == pytest.approx(0.5)
+    assert compare_outcomes(one, trial(-1e-18, 1e-12, 1e-15))["weights"] == pytest.approx(1e-18)
+    assert compare_outcomes(one, trial(1e-18, 3e-12, 1e-15))["weights"] == pytest.approx(
+        2
+    )  # small, and yet not rounding
+    assert compare_outcomes(one, trial(1e-18, 1e-12, -1e-15))["statistics"] == pytest.approx(
+        1e-15
+    )  # beside a spread of 2
+    assert compare_outcomes(one, trial(1e-18, 1e-12, 1.0))["statistics"] == pytest.approx(0.5)
 
 
 def test_the_difference_of_zeros_is_zero() -> None:
-    assert difference(torch.zeros(3), torch.zeros(3)) == 0
-    assert difference(torch.zeros(3), torch.ones(3)) > 1
+    assert relative_difference(torch.zeros(3), torch.zeros(3)) == 0
+    assert relative_difference(torch.zeros(3), torch.ones(3)) > 1
 
 
 @pytest.mark.parametrize("name", shipped.names("recipes"))

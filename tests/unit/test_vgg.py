@@ -71,7 +71,7 @@ def test_blocks_stand_in_order(name: str) -> None:
 def test_the_last_convolution_of_a_stage_halves_the_picture() -> None:
     x, shapes = torch.empty(2, 3, 224, 224, device="meta"), {}
     for name, block in network("vgg16", dropout=0).named_children():
-        x = block(x)
+        x = block(x, None)
         shapes[name] = tuple(x.shape[1:])
     assert shapes["stage1/conv1"] == (64, 224, 224)
     assert shapes["stage1/conv2"] == (64, 112, 112)

@@ -50,7 +50,7 @@ def test_label_smoothing_spreads_over_all_or_over_the_other_classes(smoothing: f
     words = (f"data.classes={classes}", f"loss.label_smoothing={smoothing}", f"loss.smooth_over={over}", "norm=none")
     plan = make_plan(*words, *EXACT)
     whole, share = make_whole(plan), first_step(plan)
-    loss, hits = whole.learn(share).tolist()
+    loss, hits = whole.forward_backward(share).tolist()
     expected = right = 0.0
     for batch in share:
         logs = log_shares(plan, whole, batch)
@@ -74,7 +74,7 @@ def test_gradients_are_sums_over_images_however_a_step_is_cut(micro_batch: int) 
     plan = make_plan("on.micro_batch=16", *EXACT)
     cut = make_plan(f"on.micro_batch={micro_batch}", *EXACT)
     one, other = make_whole(plan), make_whole(cut)
-    tallies = [one.learn(first_step(plan)), other.learn(first_step(cut))]
+    tallies = [one.forward_backward(first_step(plan)), other.forward_backward(first_step(cut))]
     assert torch.allclose(tallies[0], tallies[1], rtol=1e-12)
     theirs = gradients(other)
     for name, gradient in gradients(one).items():
@@ -87,7 +87,7 @@ def test_gradients_are_sums_over_images_however_a_step_is_cut(micro_batch: int) 
 
 def test_a_replica_without_images_learns_nothing_and_adds_zeros() -> None:
     whole = make_whole(make_plan(*EXACT))
-    assert whole.learn([]).tolist() == [0, 0]
+    assert whole.forward_backward([]).tolist() == [0, 0]
     assert gradients(whole) == {}
 
 
@@ -95,13 +95,13 @@ def test_a_replica_without_images_learns_nothing_and_adds_zeros() -> None:
 def test_one_gradient_that_is_not_finite_makes_a_step_bad(value: float) -> None:
     plan = make_plan(*EXACT)
     whole = make_whole(plan)
-    whole.learn(first_step(plan))
+    whole.forward_backward(first_step(plan))
     before = {name: gradient.clone() for name, gradient in gradients(whole).items()}
     sums = whole.statistics.collect()
-    assert whole.bad(sums).item() == 0
+    assert whole.non_finite(sums).item() == 0
     assert all(torch.equal(gradient, before[name]) for name, gradient in gradients(whole).items())
     gradients(whole)["head.dense.bias"][3] = value
-    assert whole.bad(sums).item() == 1
+    assert whole.non_finite(sums).item() == 1
 
 
 def test_a_variance_that_is_not_finite_makes_a_step_bad_though_every_gradient_is_finite() -> None:
@@ -109,10 +109,10 @@ def test_a_variance_that_is_not_finite_makes_a_step_bad_though_every_gradient_is
     whole = make_whole(plan)
     with torch.no_grad():
         whole.module.get_parameter("stem.conv.weight").mul_(1e25)
-    whole.learn(first_step(plan))
+    whole.forward_backward(first_step(plan))
     assert all(bool(gradient.isfinite().all()) for gradient in gradients(whole).values())
-    assert whole.bad(None).item() == 0
-    assert whole.bad(whole.statistics.collect()).item() == 1
+    assert whole.non_finite(torch.zeros(1)).item() == 0
+    assert whole.non_finite(whole.statistics.collect()).item() == 1
 
 
 @pytest.mark.parametrize("count", [1, 5, 8])
@@ -124,7 +124,7 @@ def test_only_the_real_images_of_a_batch_are_judged(count: int) -> None:
     logs = log_shares(plan, whole, batch)[:count]
     labels = batch.labels[:count]
     best = logs.topk(5).indices
-    loss, top1, top5, images = whole.judge(MicroBatch(batch.images, batch.labels, count)).tolist()
+    loss, top1, top5, images = whole.score(MicroBatch(batch.images, batch.labels, count)).tolist()
     assert images == count
     assert loss == pytest.approx(-float(logs.gather(1, labels[:, None]).sum()), rel=1e-12)
     assert top1 == int((best[:, 0] == labels).sum())
@@ -139,7 +139,7 @@ def test_mirrored_judging_takes_the_mean_of_both_scores() -> None:
     with torch.no_grad():
         scores, mirrored = whole.module(seen), whole.module(seen.flip(3))
     assert not torch.allclose(scores, mirrored)
-    loss, top1, _, images = whole.judge(batch).tolist()
+    loss, top1, _, images = whole.score(batch).tolist()
     expected = (scores + mirrored) / 2
     assert images == len(expected)
     assert loss == pytest.approx(float(F.cross_entropy(expected, batch.labels, reduction="sum")), rel=1e-12)
@@ -151,8 +151,8 @@ def test_judging_moves_nothing() -> None:
     whole = make_whole(plan)
     before = {name: value.clone() for name, value in whole.module.state_dict().items()}
     for batch in itertools.chain(first_step(plan), first_step(plan)):
-        _, top1, top5, images = whole.judge(batch).tolist()
+        _, top1, top5, images = whole.score(batch).tolist()
         assert top1 <= top5 == images  # among three classes, every image is in the best five
     assert all(torch.equal(value, before[name]) for name, value in whole.module.state_dict().items())
-    whole.learn(first_step(plan))  # and training goes on from there
+    whole.forward_backward(first_step(plan))  # and training goes on from there
     assert whole.module.training

@@ -19,7 +19,8 @@ from conftest import environment
 from files_made import CPU, clean_pictures, file_plan, judged, loading, same, trained
 from paceline.data.index import file
 from paceline.data.index.scan import open_index
-from paceline.data.load.image_files import Cache, Encoded, open_splits
+from paceline.data.load.cache import Cache
+from paceline.data.load.image_files import ImageFiles, open_splits
 from paceline.data.load.workers import Chunk, Faults, Fill, Processes
 from paceline.errors import DataError
 from paceline.settings.data import Files
@@ -35,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
     return write_folder(PICTURES, tmp_path / "data", 1 / 3)
 
 
-def opened(folder: Path, *words: str) -> tuple[Encoded, Encoded]:
+def opened(folder: Path, *words: str) -> tuple[ImageFiles, ImageFiles]:
     plan = file_plan(folder, *WORDS, *words)
     assert isinstance(plan.data, Files)
     return open_splits(plan, plan.data, folder)
@@ -55,7 +56,7 @@ def asked(workers: Processes, split: str, count: int, together: bool = False) ->
     batch = workers.batch((count, 4, 4, 3))
     chunk = Chunk(split, np.arange(count), np.zeros((count, 4)), np.full(count, together), None)
     answer = batch.decode(chunk, 0)
-    return lambda: (answer(), batch.sent().numpy().tobytes())
+    return lambda: (answer(), batch.to_device().numpy().tobytes())
 
 
 def test_an_image_that_one_worker_has_read_is_read_by_no_other(folder: Path, tmp_path: Path) -> None:
@@ -70,9 +71,9 @@ def test_an_image_that_one_worker_has_read_is_read_by_no_other(folder: Path, tmp
         assert [found for found, _ in answers] != [answers[0][0]] * 2  # two processes
         assert [found[0][0] for found, _ in answers] == [0, 0]
         assert {pixels for _, pixels in answers} == {first}
-    assert all(replica.cache.take("training", number) == replica._read(number) for number in range(30))
-    assert replica.cache.take("training", 30) is None
-    assert replica.cache.take("validation", 0) is None
+    assert all(replica.cache.get("training", number) == replica._read(number) for number in range(30))
+    assert replica.cache.get("training", 30) is None
+    assert replica.cache.get("validation", 0) is None
 
 
 def test_without_room_every_worker_reads_for_itself(folder: Path, tmp_path: Path) -> None:
@@ -113,11 +114,11 @@ def test_all_processes_together_stay_within_the_budget() -> None:
     others = [again(one) for _ in range(3)]
     for number in range(50):
         for place, cache in enumerate([one, *others]):
-            cache.keep(("training", "validation")[place % 2], number, bytes([number]) * 30)
-    kept = [one.take(split, number) for split in ("training", "validation") for number in range(50)]
+            cache.put(("training", "validation")[place % 2], number, bytes([number]) * 30)
+    kept = [one.get(split, number) for split in ("training", "validation") for number in range(50)]
     assert sum(len(found) for found in kept if found is not None) == 33 * 30
-    assert [one.take("validation", number) for number in range(16)] == [bytes([n]) * 30 for n in range(16)]
-    assert all(cache.take("training", 3) == bytes([3]) * 30 for cache in others)
+    assert [one.get("validation", number) for number in range(16)] == [bytes([n]) * 30 for n in range(16)]
+    assert all(cache.get("training", 3) == bytes([3]) * 30 for cache in others)
 
 
 class Slow:
@@ -140,19 +141,19 @@ def test_half_an_image_is_never_given_and_never_written_twice(monkeypatch: pytes
     one = Cache(1000, (4, 0))
     other = again(one)
     assert one._memory is not None
-    watched = Slow(one._memory.mapped, lambda: (other.take("training", 2), other.keep("training", 2, b"y" * 10)))
+    watched = Slow(one._memory.mapped, lambda: (other.get("training", 2), other.put("training", 2, b"y" * 10)))
     monkeypatch.setattr(one._memory, "mapped", watched)
-    one.keep("training", 2, b"x" * 10)
+    one.put("training", 2, b"x" * 10)
     assert watched.found == [(None, b"y" * 10)]
-    assert other.take("training", 2) == one.take("training", 2) == b"x" * 10
-    assert one._taken[0] == 10
+    assert other.get("training", 2) == one.get("training", 2) == b"x" * 10
+    assert one._used[0] == 10
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="counts the pages of a memory file")
 def test_a_cache_takes_the_memory_of_what_is_in_it() -> None:
     cache = Cache(1 << 40, (1000, 1000))
     assert cache._memory is not None
-    cache.keep("training", 1, b"x" * 100_000)
+    cache.put("training", 1, b"x" * 100_000)
     assert os.fstat(cache._memory.file).st_blocks * 512 < 1_000_000
 
 

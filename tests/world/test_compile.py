@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_recipe
+from paceline.model.batch import Batch
 from paceline.model.build import build_network
-from paceline.model.dropout import Chances, Dropout, StochasticDepth
+from paceline.model.dropout import DropoutMasks
 from paceline.model.network import Network
 from paceline.model.norm import Statistics
 from paceline.settings.data import DataFacts
-from paceline.training.trials import Outcome, differences
+from paceline.training.trials import Outcome, compare_outcomes
 
 pytestmark = [
     pytest.mark.long,
@@ -74,30 +75,27 @@ class Training:
         self.network: Network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.shape = (IMAGES, 3, side, side)
         self.statistics = Statistics(self.network, passes=2, groups=groups)
-        self.chances = Chances(self.network, 0, torch.float64)
-        for norm in self.statistics.norms:
-            norm.images = IMAGES // groups
+        self.masks = DropoutMasks(self.network, 0, torch.float64)
 
-    def turn(self, number: int) -> list[Tensor]:
-        """Take up one of the passes; gives what chance keeps in it."""
-        self.statistics.turn(number)
-        self.chances.draw(torch.arange(IMAGES) + IMAGES * number)
-        parts = [part for part in self.network.modules() if isinstance(part, Dropout | StochasticDepth)]
-        return [part.kept for part in parts if part.rate]
+    def batch(self, number: int) -> Batch:
+        """What layers are told of one of the passes."""
+        return Batch(self.statistics.pass_rows(number), *self.masks(torch.arange(IMAGES) + IMAGES * number))
 
-    def learn(self, forward: Callable[[Tensor], Any], number: int) -> Outcome:
-        """Scores of all heads, gradients, and the statistics that the norms leave in their places."""
+    def learn(self, forward: Callable[..., Any], number: int) -> Outcome:
+        """Scores of all heads, gradients, and the statistics that the norms write down."""
         self.network.zero_grad()
-        pairs = [pair for norm in self.statistics.norms for pair in zip(*norm.places, strict=True)]
-        for value in (value for pair in pairs for value in pair):
-            value.fill_(7)
+        batch = self.batch(number)
+        batch.statistics.fill_(7)
         count = torch.Size(self.shape).numel()
-        made = forward(torch.sin(torch.arange(number, count + number, dtype=torch.float64)).view(self.shape))
+        made = forward(
+            torch.sin(torch.arange(number, count + number, dtype=torch.float64)).view(self.shape), batch=batch
+        )
         scores = torch.cat([made] if isinstance(made, Tensor) else list(made))
         (scores * torch.sin(torch.arange(10.0))).sum().backward()
         left = {f"{name}.gradient": p.grad for name, p in self.network.named_parameters() if p.grad is not None}
-        for place, (mean, var) in enumerate(pairs):
-            left |= {f"{place}.running_mean": mean.clone(), f"{place}.running_var": var.clone()}
+        for index, norm in enumerate(self.statistics.norms):
+            means, variances = norm.columns(batch.statistics.clone())
+            left |= {f"{index}.running_mean": means, f"{index}.running_var": variances}
         return Outcome(scores.flatten().tolist(), left)
 
 
@@ -107,9 +105,7 @@ def test_a_network_compiles_once_and_whole_and_changes_rounding_only(
 ) -> None:
     training = Training(page, side, groups)
     compiled = torch.compile(training.network, fullgraph=True)
-    kept = []
     for number in (0, 1):
-        kept.append(training.turn(number))
         with torch._dynamo.config.patch(error_on_recompile=number > 0):
             fused = training.learn(compiled, number)
         with monkeypatch.context() as patch:
@@ -118,6 +114,7 @@ def test_a_network_compiles_once_and_whole_and_changes_rounding_only(
                     patch.setattr(part, "gate", exact_hardsigmoid)
             plain = training.learn(training.network, number)
         assert fused.tensors.keys() == plain.tensors.keys()
-        found = differences(plain, fused)
+        found = compare_outcomes(plain, fused)
         assert max(found.values()) <= 1e-9, found
-    assert not kept[0] or not all(map(torch.equal, *kept))
+    one, other = ((*batch.dropout, *batch.depth) for batch in (training.batch(0), training.batch(1)))
+    assert not one or not all(map(torch.equal, one, other))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conftest import make_plan
-from paceline.training.trials import Outcome, Trial, differences
+from paceline.training.trials import Outcome, Trial, compare_outcomes
 
 EXACT = 1e-12
 STEPS = 4
@@ -50,7 +50,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 def test_layout_does_not_change_the_run_with_everything_on(
     tmp_path: Path, whole: Outcome, words: tuple[str, ...]
 ) -> None:
-    found = differences(whole, run(tmp_path, *words))
+    found = compare_outcomes(whole, run(tmp_path, *words))
     assert max(found.values()) <= EXACT, found
 
 
@@ -58,4 +58,4 @@ def test_a_killed_run_goes_on_exactly_with_everything_on(tmp_path: Path, whole: 
     plan = make_plan("on.precision=fp64", "on.micro_batch=16", text=EVERYTHING)
     trial = Trial(tmp_path, None, STEPS)
     assert 2 <= trial.kill_after(plan, 2) < STEPS
-    assert max(differences(whole, trial.finish(plan)).values()) == 0
+    assert max(compare_outcomes(whole, trial.finish(plan)).values()) == 0

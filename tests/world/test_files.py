@@ -32,11 +32,12 @@ from files_made import (
 from paceline.data.index.scan import open_index
 from paceline.data.index.table import Flag
 from paceline.data.load import decode
-from paceline.data.load.image_files import QUARANTINE, listed
+from paceline.data.load.quarantine import QUARANTINE, quarantined
 from paceline.data.pack import writer
+from paceline.numpy_types import UInt8s
 from paceline.record import latest, rows_of
 from paceline.settings.data import Files
-from paceline.training.trials import Outcome, Trial, differences
+from paceline.training.trials import Outcome, Trial, compare_outcomes
 from pictures_made import Made, make_pictures, split, write_folder, write_tars
 
 FORMATS = [*WRITERS, "pack"]
@@ -89,7 +90,7 @@ def test_the_pack_is_of_tiles_that_are_cut_and_no_more_images_are_left_to_pillow
     assert ((table.rows["flags"] & Flag.TILED) > 0).mean() > 0.7
     original, left = decode._read_with_pillow, list[set[bytes]]()
 
-    def counted(encoded: bytes, width: int, height: int, window: decode.Window) -> decode.Pixels:
+    def counted(encoded: bytes, width: int, height: int, window: decode.Window) -> UInt8s:
         left[-1].add(bytes(encoded))
         return original(encoded, width, height, window)
 
@@ -121,7 +122,7 @@ def run_trial(folder: Path, data: Path, steps: int, *words: str) -> Outcome:
 
 def test_two_formats_train_the_same_network(made: Path, tmp_path: Path) -> None:
     one, other = (run_trial(tmp_path / kind, made / kind, 3) for kind in ("folder", "pack"))
-    assert max(differences(one, other).values()) == 0
+    assert max(compare_outcomes(one, other).values()) == 0
     assert len(set(one.losses)) == 3
 
 
@@ -144,7 +145,7 @@ def test_600_pictures_with_every_pitfall_are_one_run_in_every_format(tmp_path: P
         status, out, errors = training.end(600)
         assert (status, errors) == (0, "")
         assert "6 damaged images were replaced by a neighbor" in out
-        bad.append(sorted((row["split"], row["image"], row["reason"]) for row in listed(run)))
+        bad.append(sorted((row["split"], row["image"], row["reason"]) for row in quarantined(run)))
         runs.append((lessons(run), fingerprint(run)))
     for kind, found, others, learned in zip(FORMATS, seen, bad, runs, strict=True):
         assert all(same(one, other) for one, other in zip(found, seen[0], strict=True)), kind
@@ -161,7 +162,7 @@ def test_600_pictures_with_every_pitfall_are_one_run_in_every_format(tmp_path: P
 def test_every_format_is_the_same_run_on_other_layouts_too(made: Path, tmp_path: Path, kind: str) -> None:
     one = run_trial(tmp_path / "one", made / "folder", 4)
     other = run_trial(tmp_path / "other", made / kind, 4, "on.replicas=2", "on.micro_batch=8", "on.loader_workers=3")
-    assert max(differences(one, other).values()) <= 1e-12
+    assert max(compare_outcomes(one, other).values()) <= 1e-12
 
 
 BAD = 5
@@ -203,7 +204,7 @@ def test_too_many_bad_images_end_a_run_with_one_line(work: Path) -> None:
         in errors
     )
     assert rows_of(work / "run")[-1]["kind"] == "failed"
-    [row] = listed(work / "run")
+    [row] = quarantined(work / "run")
     assert set(row) == {"split", "image", "name", "path", "offset", "reason"}
 
 
@@ -249,7 +250,9 @@ def test_a_killed_run_lists_bad_images_once_and_goes_on_exactly(work: Path, repl
     assert before < newest_step(work / "run")
     assert fingerprint(work / "run") == fingerprint(work / "whole")
     assert lessons(work / "run") == lessons(work / "whole")
-    names = [[(row["split"], row["image"], row["reason"]) for row in listed(work / run)] for run in ("run", "whole")]
+    names = [
+        [(row["split"], row["image"], row["reason"]) for row in quarantined(work / run)] for run in ("run", "whole")
+    ]
     assert sorted(names[0]) == sorted(names[1])
     assert len(names[0]) == BAD
 
@@ -257,14 +260,14 @@ def test_a_killed_run_lists_bad_images_once_and_goes_on_exactly(work: Path, repl
 FRAIL = """
 import sys
 from pathlib import Path
-from paceline.data import encoded
-encoded.PAUSES = (0.02,) * 5
-sound = encoded.Encoded._read
+from paceline.data.load import image_files
+image_files.PAUSES = (0.02,) * 5
+sound = image_files.ImageFiles._read
 def frail(self, number):
     if Path("gone").exists() and f"{self.split} {number}" == Path("gone").read_text():
         raise OSError(5, "Input/output error")
     return sound(self, number)
-encoded.Encoded._read = frail
+image_files.ImageFiles._read = frail
 from paceline.cli import main
 main()
 """
@@ -331,15 +334,15 @@ def test_a_validation_image_that_cannot_be_read_loses_no_judgment(work: Path, ep
 ONE_REPLICA_FAILS = """
 import os
 if os.environ.get("RANK") == "1" and os.path.exists("gone"):
-    from paceline.data import encoded
-    encoded.PAUSES = (0.02,) * 5
-    sound, reads = encoded.Encoded._read, []
+    from paceline.data.load import image_files
+    image_files.PAUSES = (0.02,) * 5
+    sound, reads = image_files.ImageFiles._read, []
     def frail(self, number):
         reads.append(number)
         if len(reads) > 60:
             raise OSError(5, "Input/output error")
         return sound(self, number)
-    encoded.Encoded._read = frail
+    image_files.ImageFiles._read = frail
 """
 
 
@@ -372,7 +375,7 @@ def test_kept_and_cached_images_change_no_judgment(work: Path) -> None:
     for out in ("first", "second", "many"):
         assert lessons(work / out) == lessons(work / "plain")
         assert fingerprint(work / out) == fingerprint(work / "plain")
-        assert len(listed(work / out)) == BAD
+        assert len(quarantined(work / out)) == BAD
 
 
 @pytest.mark.long

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from conftest import Paceline, make_plan
 from paceline import checkpoint
-from paceline.training.state import begin, fresh
-from paceline.training.trials import Outcome, Trial, differences
+from paceline.training.state import build_state, initialize_state
+from paceline.training.trials import Outcome, Trial, compare_outcomes
 from paceline.world import World
 
 EXACT = 1e-12
@@ -46,7 +46,7 @@ def headed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["2x4-recomputed", "3x4"])
 def test_layout_does_not_change_a_fine_tuning_run(tmp_path: Path, tuned: Outcome, layout: tuple[str, ...]) -> None:
-    found = differences(tuned, run(tmp_path, 4, *TUNED, *layout))
+    found = compare_outcomes(tuned, run(tmp_path, 4, *TUNED, *layout))
     assert max(found.values()) <= EXACT, found
 
 
@@ -54,7 +54,7 @@ def test_layout_does_not_change_a_fine_tuning_run(tmp_path: Path, tuned: Outcome
 def test_layout_does_not_change_a_run_with_auxiliary_heads(
     tmp_path: Path, headed: Outcome, layout: tuple[str, ...]
 ) -> None:
-    found = differences(headed, run(tmp_path, 2, *HEADED, *layout))
+    found = compare_outcomes(headed, run(tmp_path, 2, *HEADED, *layout))
     assert max(found.values()) <= EXACT, found
     assert any(
         name.startswith("aux2.") and "momentum" in name and value.any() for name, value in headed.tensors.items()
@@ -65,16 +65,16 @@ def test_computing_again_across_replicas_that_share_norm_groups_is_the_same_run(
     words = ("norm_batch=8", "freeze=[stage1]")
     one = run(tmp_path / "one", 4, *words, "on.micro_batch=16")
     two = run(tmp_path / "two", 4, *words, "on.replicas=2", "on.micro_batch=4", "on.recompute=all")
-    found = differences(one, two)
+    found = compare_outcomes(one, two)
     assert max(found.values()) <= EXACT, found
 
 
 def test_a_trial_leaves_frozen_blocks_where_they_began_and_moves_the_others(tuned: Outcome) -> None:
     plan = make_plan(*TUNED, "on.precision=fp64")
-    state = fresh(plan, World(torch.device("cpu")))
-    begin(state, plan)
+    state = build_state(plan, World(torch.device("cpu")))
+    initialize_state(state, plan)
     start = state.network.module.state_dict()
-    moved = {name for name, value in start.items() if not torch.equal(value, tuned.tensors[name])}
+    moved = {name for name, value in start.items() if not torch.equal(value, tuned.tensors[f"network.{name}"])}
     kept = {name for name in start if name.startswith(STILL)}
     kept |= {name for name in start if name.startswith("top.") and "running_" not in name}  # its factor is 0
     assert moved == start.keys() - kept

@@ -22,12 +22,12 @@ import pytest
 from numpy.typing import NDArray
 
 from conftest import environment
-from paceline.augment.boxes import evaluation_boxes
+from paceline.augment.resized_crop import evaluation_boxes
 from paceline.data.index.image_header import look
 from paceline.data.index.scan import open_index
 from paceline.data.index.table import Flag, Table
 from paceline.data.load.decode import Decoder, Undecodable, decode_into
-from paceline.data.load.image_files import Encoded
+from paceline.data.load.image_files import ImageFiles
 from paceline.data.pack import tiles, writer
 from paceline.errors import DataError
 from paceline.settings.data import Center, Files
@@ -154,7 +154,7 @@ def fuzz_image(number: int, originals: list[bytes]) -> str:
 
 def ends(folder: Path, table: Table) -> list[str]:
     """How the reading and decoding of each image ends."""
-    split, found = Encoded(table, folder, "training"), []
+    split, found = ImageFiles(table, folder, "training"), []
     for number, row in enumerate(table.rows):
         width, height = int(row["width"]), int(row["height"])
         box = np.array([0, 0, max(1, height), max(1, width)])

@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import make_plan, make_recipe
-from paceline.data.load.loader import open_loader
-from paceline.model.network import Carried, Network, recomputing
+from conftest import make_plan, make_recipe, make_session
+from paceline.model.batch import Batch
+from paceline.model.network import Network, recomputing
 from paceline.model.tables import MEMBERS, smallest_side
 from paceline.planning import Plan
 from paceline.settings.model import (
@@ -32,10 +32,10 @@ from paceline.settings.model import (
     ResNet,
     ResNeXt,
 )
-from paceline.training.evaluate import evaluate
-from paceline.training.loop import update
-from paceline.training.state import State, fresh
-from paceline.training.trials import Trial, differences
+from paceline.training.evaluate import evaluate_network
+from paceline.training.state import State, build_state
+from paceline.training.step import take_step
+from paceline.training.trials import Trial, compare_outcomes
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -113,11 +113,14 @@ class Built:
         return self.network.cut(self.plan.network.blocks)
 
     def images(self) -> Tensor:
-        """Some images, for which everything left to chance is decided."""
-        self.state.network.statistics.turn(0)
-        self.state.network.chances.draw(torch.arange(IMAGES))
+        """Some images."""
         side = self.plan.facts.side
         return torch.sin(torch.arange(IMAGES * 3 * side**2, dtype=torch.float32)).view(IMAGES, 3, side, side)
+
+    def batch(self) -> Batch:
+        """What layers are told of those images in training."""
+        whole = self.state.network
+        return Batch(whole.statistics.pass_rows(0), *whole.masks(torch.arange(IMAGES)))
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +132,7 @@ def built(request: pytest.FixtureRequest) -> Built:
     plan = make_plan(f"model={page}", *data, *batches, *calm(model(page)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Built(plan, fresh(plan, WORLD))
+        return Built(plan, build_state(plan, WORLD))
 
 
 every_network = pytest.mark.parametrize(
@@ -141,18 +144,21 @@ every_network = pytest.mark.parametrize(
 def test_it_trains_a_step_and_validates(built: Built) -> None:
     plan, state = built.plan, built.state
     before = {name: tensor.clone() for name, tensor in built.network.state_dict().items()}
-    loader = open_loader(plan, None, 0, WORLD.device)
-    with closing(loader.training(0)) as shares:
-        update(plan, WORLD, state, next(shares))
+    session = make_session(plan, state=state)
+    with closing(session.loader.training(0)) as shares:
+        take_step(session, next(shares))
     assert not state.bad_steps()
-    assert 0 < state.last[0] / IMAGES < 100
+    assert 0 < state.last_sums[0] / IMAGES < 100
     for name, tensor in built.network.state_dict().items():
         # The gradient of a shift before a norm is zero, so only tables of weights and the statistics must move.
         if tensor.dim() > 1 or "running_" in name:
             assert not torch.equal(tensor, before[name]), name
-    row = evaluate(plan, WORLD, state.network, loader)
+    row = evaluate_network(session)
     assert row["images"] == 3
     assert 0 < row["loss"] < 100
+
+
+Carried = tuple[Tensor, ...]
 
 
 def as_tuple(made: Tensor | Carried) -> Carried:
@@ -169,10 +175,11 @@ def equal(one: Carried, other: Carried) -> bool:
 def test_cut_before_every_block_it_gives_the_same_scores(built: Built, training: bool) -> None:
     built.network.train(training)
     carried: Carried = (built.images(),)
-    whole = as_tuple(built.network(*carried))
+    batch = built.batch() if training else None
+    whole = as_tuple(built.network(*carried, batch=batch))
     for piece in built.pieces():
         before = tuple(tensor.clone() for tensor in carried)
-        made = as_tuple(piece(*carried))
+        made = as_tuple(piece(*carried, batch=batch))
         assert equal(carried, before)  # a stage must not write into what another one has handed over
         carried = made
     assert equal(carried, whole)
@@ -193,20 +200,19 @@ def test_two_stages_hold_the_whole_network_wherever_it_is_cut(built: Built) -> N
 @every_network
 def test_recomputed_at_every_block_it_gives_the_same_gradients(built: Built) -> None:
     network, calls = built.network.train(), []
-    images = built.images()
+    images, batch = built.images(), built.batch()
     for block in network:
         block.register_forward_pre_hook(lambda *_: calls.append(1))
 
-    def learn(forward: Callable[[Tensor], Any]) -> tuple[int, list[Tensor]]:
+    def learn(forward: Callable[..., Any]) -> tuple[int, list[Tensor]]:
         """How many blocks were run, every gradient, and the norms' statistics."""
         calls.clear()
         network.zero_grad()
-        scores = as_tuple(forward(images))
+        scores = as_tuple(forward(images, batch=batch))
         mixture = torch.sin(torch.arange(scores[0].numel(), dtype=torch.float32)).view_as(scores[0])
         torch.stack([(each * mixture).sum() for each in scores]).sum().backward()
         gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
-        sums = built.state.network.statistics.collect()
-        return len(calls), gradients if sums is None else [*gradients, sums.clone()]
+        return len(calls), [*gradients, built.state.network.statistics.collect().clone()]
 
     blocks, kept = learn(network)
     runs, recomputed = learn(recomputing(built.pieces()))
@@ -231,5 +237,5 @@ def test_it_is_the_same_run_on_two_layouts(tmp_path: Path, page: str, side: int)
         plan = make_plan(*words, *inits, "on.cpu_threads=1", f"on.replicas={replicas}", f"on.micro_batch={micro_batch}")
         outcomes.append(Trial(folder, None, 2).finish(plan))
         shutil.rmtree(folder)  # pytest would keep a billion bytes of it
-    found = differences(*outcomes)
+    found = compare_outcomes(*outcomes)
     assert max(found.values()) <= EXACT, found

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conftest import make_plan
-from paceline.training.trials import Outcome, Trial, differences
+from paceline.training.trials import Outcome, Trial, compare_outcomes
 
 EXACT = 1e-12
 STEPS = 4
@@ -28,6 +28,6 @@ def run(folder: Path, *words: str) -> Outcome:
 def test_layout_does_not_change_the_run(tmp_path: Path, words: tuple[str, ...]) -> None:
     one = run(tmp_path / "one", *words, "on.micro_batch=16")
     two = run(tmp_path / "two", *words, "on.micro_batch=4", "on.replicas=2")
-    largest = differences(one, two)
+    largest = compare_outcomes(one, two)
     assert max(largest.values()) <= EXACT, largest
     assert len(set(one.losses)) == STEPS

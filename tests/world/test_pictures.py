@@ -6,7 +6,7 @@ from pathlib import Path
 
 from conftest import make_plan
 from paceline.planning import Plan
-from paceline.training.trials import Trial, differences
+from paceline.training.trials import Trial, compare_outcomes
 
 EXACT = 1e-12
 STEPS = 4
@@ -35,5 +35,5 @@ def test_all_augmentations_together_are_the_same_run_on_another_layout_and_after
     trial = Trial(folders[1], None, STEPS)
     cut = plan("on.micro_batch=4", "on.replicas=2", "on.data_on_device=false", "on.loader_workers=2")
     assert trial.kill_after(cut, 1) < STEPS
-    found = differences(whole, trial.finish(cut))
+    found = compare_outcomes(whole, trial.finish(cut))
     assert max(found.values()) <= EXACT, found

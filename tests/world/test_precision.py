@@ -9,7 +9,7 @@ import torch
 
 from conftest import Paceline, make_plan
 from paceline.record import latest, rows_of
-from paceline.training.trials import Trial, differences
+from paceline.training.trials import Trial, compare_outcomes
 
 STEPS = 6
 
@@ -24,10 +24,10 @@ def test_a_killed_16_bit_run_goes_on_bit_for_bit(tmp_path: Path, precision: str,
     trial = Trial(killed, None, STEPS)
     assert 2 <= trial.kill_after(plan, 2) < STEPS
     found = trial.finish(plan)
-    assert max(differences(expected, found).values()) == 0
+    assert max(compare_outcomes(expected, found).values()) == 0
     types = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-    assert found.tensors["stem.conv.weight"].dtype == types[weights]
-    assert found.tensors["stem.conv.weight.momentum"].dtype == torch.float32
+    assert found.tensors["network.stem.conv.weight"].dtype == types[weights]
+    assert found.tensors["optimizer.stem.conv.weight.momentum"].dtype == torch.float32
 
 
 def test_16_bit_replicas_agree_with_one_on_the_first_loss_and_with_each_other(
@@ -73,6 +73,6 @@ def test_rounding_by_chance_can_be_turned_off(tmp_path: Path) -> None:
             "optimizer.lr=0.0001",
         )
         outcomes.append(Trial(folder, None, 4).finish(make_plan(*words)))
-    by_chance, nearest = (outcome.tensors["stage3/unit1.conv2.weight"].float() for outcome in outcomes)
+    by_chance, nearest = (outcome.tensors["network.stage3/unit1.conv2.weight"].float() for outcome in outcomes)
     # Steps this small vanish when rounded to the nearest; by chance some weights take them.
     assert not torch.equal(by_chance, nearest)

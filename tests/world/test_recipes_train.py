@@ -12,17 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import make_plan, make_recipe
-from paceline.data.load.loader import open_loader
+from conftest import make_plan, make_recipe, make_session
 from paceline.model.tables import smallest_side
 from paceline.optim.build import decays
 from paceline.planning import Plan
 from paceline.settings import shipped
 from paceline.settings.model import Vgg
 from paceline.settings.optimizer import Lamb, Lars
-from paceline.training.evaluate import evaluate
-from paceline.training.loop import update
-from paceline.training.state import fresh
+from paceline.training.evaluate import evaluate_network
+from paceline.training.state import build_state
+from paceline.training.step import take_step
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -63,14 +62,14 @@ def made_small(name: str) -> Plan:
 @pytest.mark.parametrize("name", list(cases()))
 def test_a_recipe_trains_two_steps_and_is_judged(name: str) -> None:
     plan = made_small(name)
-    state = fresh(plan, WORLD)
+    state = build_state(plan, WORLD)
     before = {key: tensor.clone() for key, tensor in state.network.module.state_dict().items()}
-    loader = open_loader(plan, None, 0, WORLD.device)
+    session = make_session(plan, state=state)
     losses = []
-    with closing(loader.training(0)) as shares:
+    with closing(session.loader.training(0)) as shares:
         for _ in range(2):
-            update(plan, WORLD, state, next(shares))
-            losses.append(float(state.last[0]) / plan.global_batch)
+            take_step(session, next(shares))
+            losses.append(float(state.last_sums[0]) / plan.global_batch)
     assert state.step == 2
     assert not state.bad_steps()
     assert all(0 < loss < 100 for loss in losses), losses
@@ -78,7 +77,7 @@ def test_a_recipe_trains_two_steps_and_is_judged(name: str) -> None:
     assert all(tensor.isfinite().all() for tensor in after.values())
     moved = [key for key, tensor in after.items() if tensor.dim() > 1 and not torch.equal(tensor, before[key])]
     assert len(moved) == len([tensor for tensor in after.values() if tensor.dim() > 1])
-    judged = evaluate(plan, WORLD, state.network, loader)
+    judged = evaluate_network(session)
     assert judged["images"] == 5
     assert judged["loss"] > 0  # and is a number; running statistics of two steps mean nothing yet, so it may be large
 
@@ -95,5 +94,5 @@ def test_a_recipe_trains_two_steps_and_is_judged(name: str) -> None:
 )
 def test_weight_decay_leaves_alone_what_it_did(name: str, left_alone: int) -> None:
     plan = made_small(name)
-    named = fresh(plan, WORLD).network.module.named_parameters()
+    named = build_state(plan, WORLD).network.module.named_parameters()
     assert sum(not decays(plan.recipe.weight_decay, key, parameter) for key, parameter in named) == left_alone

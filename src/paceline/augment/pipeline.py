@@ -1,73 +1,130 @@
-"""From 8-bit pictures to what the network sees, on the device: policy, color, side, normalization, emptied boxes."""
+"""All augmentations of a recipe in their order, split into what the host draws and what the device computes.
+
+An augmentation is a function that draws its numbers on the host, by seed and position alone, and one that applies them
+to a batch on the device. A new one is a line in BEFORE_NORMALIZE or AFTER_NORMALIZE.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from paceline import schedule
-from paceline.augment import crop, policy
-from paceline.augment.color import adjust, exact_mean
-from paceline.augment.policy_ops import apply, inside
+from paceline.augment.color import adjust_color, draw_color
+from paceline.augment.erase import draw_cutout, draw_erase, zero_boxes
+from paceline.augment.mix import draw_mix, mix
+from paceline.augment.normalize import Normalize
+from paceline.augment.policy import draw_policy
+from paceline.augment.policy_ops import PolicyDraws, apply_policy
+from paceline.device import float_dtype, pinned
+from paceline.numpy_types import Float64s, Int64s
 from paceline.planning import Plan
+from paceline.settings.augment import Augment
+from paceline.settings.data import Files
+from paceline.settings.recipe import Recipe
 
 
-class Pixels:
-    """Normalizes pictures, and before that, in training, changes them as the recipe says."""
+class Operation(NamedTuple):
+    """An augmentation of a batch of float images."""
 
-    def __init__(self, plan: Plan, device: torch.device, dtype: torch.dtype) -> None:
-        self._plan, self._device, self._dtype = plan, device, dtype
-        color = torch.tensor([plan.data.mean, plan.data.std], dtype=torch.float64) * 255
-        self._mean, self._spread = (row.view(-1, 1, 1).to(device, dtype) for row in color)
-
-    def plain(self, pictures: Tensor) -> Tensor:
-        """Pictures as numbers around zero."""
-        numbers = pictures.to(self._dtype)
-        made: Tensor
-        match self._plan.data.normalize:
-            case "mean-std":
-                made = (numbers - self._mean) / self._spread
-            case "mean":
-                made = numbers - self._mean
-            case "unit":
-                made = numbers / 127.5 - 1
-            case "image":
-                made = standardized(numbers)
-        return made
-
-    def changed(self, pictures: Tensor, first: int) -> Tensor:
-        """Training pictures, changed and normalized; the first stands at position `first` of the endless list."""
-        recipe = self._plan.recipe
-        wanted = recipe.augment
-        positions = np.arange(first, first + len(pictures), dtype=np.int64)
-        if wanted.policy is not None:
-            layers = policy.draw(recipe, positions, pictures.shape[2])
-            pictures = apply(pictures, layers, wanted.policy.fill, wanted.policy.sampling == "bilinear")
-        if wanted.color.active:
-            drawn = self._put(crop.colors(recipe, positions))
-            pictures = adjust(pictures.to(self._dtype), drawn, wanted.color.turns)
-        side = schedule.side(self._plan, first // self._plan.global_batch)
-        if side != pictures.shape[2]:
-            pictures = F.interpolate(pictures.to(self._dtype), (side, side), mode="bilinear", antialias=True)
-        images = self.plain(pictures)
-        if wanted.erase.probability or wanted.cutout:
-            edges = self._put(crop.boxes(recipe, positions, side))
-            empty = inside(edges[:4], images) | inside(edges[4:], images)
-            images = torch.where(empty, 0, images)
-        return images.contiguous(memory_format=torch.channels_last)
-
-    def _put(self, numbers: NDArray[np.float64]) -> Tensor:
-        """Numbers of the host on the device, without waiting for it."""
-        host = torch.from_numpy(numbers).to(self._dtype)
-        host = host.pin_memory() if self._device.type == "cuda" else host
-        return host.to(self._device, non_blocking=True)
+    draw: Callable[[Recipe, Int64s, int], Float64s | None]
+    """Numbers (a column for each position) for images of so many pixels a side; None where the recipe has no such."""
+    apply: Callable[[Augment, Tensor, Tensor], Tensor]
+    """Images with those numbers applied."""
 
 
-def standardized(numbers: Tensor) -> Tensor:
-    """Each picture less its mean and divided by its spread, which counts as at least 1 / root of its numbers."""
-    distance = numbers - exact_mean(numbers, (1, 2, 3))
-    spread = exact_mean(distance * distance, (1, 2, 3)).sqrt()
-    return distance / spread.clamp(min=numbers[0].numel() ** -0.5)
+BEFORE_NORMALIZE = {"color": Operation(draw_color, adjust_color)}
+"""On pixels from 0 to 255, before the image side changes."""
+AFTER_NORMALIZE = {"erase": Operation(draw_erase, zero_boxes), "cutout": Operation(draw_cutout, zero_boxes)}
+_DRAWN = {name: operation.draw for name, operation in (BEFORE_NORMALIZE | AFTER_NORMALIZE).items()} | {"mix": draw_mix}
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Every number that the host draws for a micro-batch."""
+
+    side: int
+    """Pixels a side of the images that the network sees."""
+    policy: PolicyDraws | None
+    numbers: dict[str, Tensor]
+    """For each augmentation of the recipe its numbers, a column for each image."""
+
+    def to(self, device: torch.device) -> Draws:
+        """The same draws on the device, without waiting for the copy."""
+        moved = {name: numbers.to(device, non_blocking=True) for name, numbers in self.numbers.items()}
+        return Draws(self.side, self.policy and self.policy.to(device), moved)
+
+
+def draw(plan: Plan, positions: Int64s, device: torch.device) -> Draws:
+    """What is drawn for the images at these positions of one step, in memory that the device can copy from."""
+    return draw_each(plan, [positions], device)[0]
+
+
+def draw_each(plan: Plan, batches: list[Int64s], device: torch.device) -> list[Draws]:
+    """What is drawn for each of several micro-batches, together where they have one image side, which is faster."""
+    draws: list[Draws] = []
+    for side, group in groupby(batches, lambda positions: training_side(plan, positions)):
+        draws += _draw_alike(plan, list(group), side, device)
+    return draws
+
+
+def training_side(plan: Plan, positions: Int64s) -> int:
+    """Pixels a side of the training images at these positions, which belong to one step."""
+    return schedule.side(plan, int(positions[0]) // plan.global_batch)
+
+
+def _draw_alike(plan: Plan, batches: list[Int64s], side: int, device: torch.device) -> list[Draws]:
+    """Draws of micro-batches with the same image side."""
+    positions, sizes = np.concatenate(batches), [len(batch) for batch in batches]
+    loaded_side = side if isinstance(plan.data, Files) else plan.facts.side  # files are decoded to their final size
+    layers = draw_policy(plan.recipe, positions, loaded_side)
+    layers_each = zip(*(layer.split(sizes) for layer in layers), strict=True) if layers else [()] * len(batches)
+    numbers: list[dict[str, Tensor]] = [{} for _ in batches]
+    for name, draw_numbers in _DRAWN.items():
+        drawn = draw_numbers(plan.recipe, positions, side)
+        if drawn is not None:
+            pieces = np.split(drawn, np.cumsum(sizes)[:-1], axis=1)
+            for one, piece in zip(numbers, pieces, strict=True):
+                one[name] = pinned(torch.tensor(piece, dtype=float_dtype(plan)), device)
+    policies = [PolicyDraws.of(list(layers), device) for layers in layers_each]
+    return [Draws(side, policy, one) for policy, one in zip(policies, numbers, strict=True)]
+
+
+class Augmentation:
+    """Turns 8-bit training images on the device into what the network sees."""
+
+    def __init__(self, plan: Plan, device: torch.device) -> None:
+        self._augment, self._block, self._dtype = plan.recipe.augment, plan.recipe.mix.block, float_dtype(plan)
+        self.normalize = Normalize(plan.data).to(device, self._dtype)
+
+    def prepare(self, images: Tensor, draws: Draws) -> Tensor:
+        """8-bit images after the policy, the one augmentation that a CUDA graph cannot hold."""
+        if draws.policy is None:
+            return images
+        assert self._augment.policy is not None
+        return apply_policy(self._augment.policy, images, draws.policy)
+
+    def __call__(self, images: Tensor, labels: Tensor, draws: Draws) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Prepared images after all other augmentations, normalized; their labels, and the labels' weights where images
+        are mixed."""
+        for name, operation in BEFORE_NORMALIZE.items():
+            if name in draws.numbers:
+                images = operation.apply(self._augment, images.to(self._dtype), draws.numbers[name])
+        if draws.side != images.shape[2]:
+            size = (draws.side, draws.side)
+            images = F.interpolate(images.to(self._dtype), size, mode="bilinear", antialias=True)
+        images = self.normalize(images)
+        for name, operation in AFTER_NORMALIZE.items():
+            if name in draws.numbers:
+                images = operation.apply(self._augment, images, draws.numbers[name])
+        images = images.contiguous(memory_format=torch.channels_last)
+        if "mix" not in draws.numbers:
+            return images, labels, None
+        return mix(images, labels, draws.numbers["mix"], self._block)

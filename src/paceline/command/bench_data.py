@@ -76,18 +76,17 @@ def _measured(job: Job, images: int, seconds: float, tell: Tell) -> dict[str, An
     import torch
 
     from paceline.data.inspect.measure import Sample, transfer_rate
-    from paceline.training.session import settle_torch
+    from paceline.training.session import open_session
 
     plan = job.plan
     assert isinstance(plan.data, Files)
     assert job.data_folder is not None
-    settle_torch(plan)
     threads = plan.placement.loader_workers
     ends = time.monotonic() + BUDGET * max(1.0, seconds)
     tell("measuring", 0, ROUNDS)
     index = open_index(plan.data, job.data_folder)
     transfer, on_device = None, list[dict[str, Any]]()
-    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder, open_session(plan, Path(folder, "run")):
         sample = Sample.of(plan, index, images, Path(folder, "sample"))
         counts = sweep(max(1, job.machine.cores // plan.replicas), threads)
         todo = [(AS_IT_IS, sample, count) for count in counts]

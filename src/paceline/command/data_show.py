@@ -155,9 +155,10 @@ def picture_at(plan: Plan, folder: Path, position: int) -> Picture:
     """The training picture at a position of the endless list as the network sees it, before it is normalized."""
     import torch
 
-    from paceline.augment.pipeline import Pixels
-    from paceline.data.load.files import Stream
-    from paceline.data.load.image_files import Quarantine, open_splits
+    from paceline.augment.pipeline import Augmentation
+    from paceline.data.load.files import FileLoader
+    from paceline.data.load.image_files import open_splits
+    from paceline.data.load.quarantine import Quarantine
 
     assert isinstance(plan.data, Files)
     # The layout that gives one replica exactly this image: whatever the layout, the image is the same.
@@ -166,12 +167,14 @@ def picture_at(plan: Plan, folder: Path, position: int) -> Picture:
     plan = replace(plan, data=data, placement=plan.placement.model_copy(update=layout))
     device = torch.device("cpu")
     step, replica = divmod(position, plan.global_batch)
-    loader = Stream(
+    loader = FileLoader(
         plan, partial(open_splits, plan, data, folder), replica, device, Quarantine(None, most=plan.facts.images)
     )
     with closing(loader), closing(loader.training(step)) as shares:
         (batch,) = next(shares)
-    changed = Pixels(plan, device, torch.float32).changed(batch.images, batch.first)[0]
-    colors = changed + torch.tensor(data.mean).view(-1, 1, 1) * 255
+    augment = Augmentation(plan, device)
+    assert batch.draws is not None
+    seen, *_ = augment(augment.prepare(batch.images, batch.draws), batch.labels, batch.draws)
+    colors = seen[0] + torch.tensor(data.mean).view(-1, 1, 1) * 255
     made: Picture = colors.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
     return made

@@ -1,4 +1,4 @@
-"""paceline repeat: one step of a run again, watched layer by layer, to see where it stopped being finite."""
+"""paceline replay: takes one step of a run again and names the first layer that is not finite."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.command.resume import stored_job
 from paceline.command.tables import counted, show_facts, tell
 from paceline.errors import RunError, SpecError
-from paceline.job import Job
+from paceline.job import Job, stored_job
 from paceline.reconcile import fits
-from paceline.record import Run
+from paceline.record import rows_of
 
 if TYPE_CHECKING:
     from paceline.training.replay import Finding
@@ -24,17 +23,15 @@ def run(folder: Path, words: list[str], step: int, data: Path | None, as_json: b
     """Replay from the newest checkpoint before a step; the exit status is 1 when the step is bad here too."""
     for word in words:
         if word.startswith("on.replicas=") and word != "on.replicas=1":
-            raise SpecError(f"'{word}': repeat sees all images of a step in one process; leave on.replicas out")
+            raise SpecError(f"'{word}': replay sees all images of a step in one process; leave on.replicas out")
     job = _job(folder, words, step, data)
     if not 1 <= step <= job.plan.steps:
         raise RunError(f"{folder}: --step {step}, and the run has steps 1 to {job.plan.steps}")
-    from paceline.training.replay import repeat
-    from paceline.training.session import settle_torch
-    from paceline.world import init_world
+    from paceline.training.replay import replay
+    from paceline.training.session import open_session
 
-    settle_torch(job.plan)
-    world = init_world(job.plan, None)
-    found = repeat(job.plan, world, Run(folder, writer=False), job.data_folder, step, tell)
+    with open_session(job.plan, folder, "read", data_folder=job.data_folder) as session:
+        found = replay(session, step, tell)
     if as_json:
         show_facts(asdict(found), as_json=True)
     else:
@@ -47,7 +44,7 @@ def _job(folder: Path, words: list[str], step: int, data: Path | None) -> Job:
     images a gradient is summed over."""
     alone = ["on.replicas=1", "on.micro_batch=auto", "on.compile=false", *words]
     job = stored_job(folder, alone, data)
-    starts = [row for row in Run(folder, writer=False).rows() if row["kind"] == "start" and row["step"] < step]
+    starts = [row for row in rows_of(folder) if row["kind"] == "start" and row["step"] < step]
     size = starts[-1]["placement"]["micro_batch"] if starts else job.plan.micro_batch
     if size == job.plan.micro_batch or any(word.startswith("on.micro_batch=") for word in words):
         return job

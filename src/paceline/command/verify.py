@@ -190,7 +190,7 @@ def _compare(
     recipe: Recipe, data: Path | None, layouts: list[Layout], rows: list[dict[str, Any]], steps: int, say: Any
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Run all trials and fill in what they differ by from the first."""
-    from paceline.training.trials import Trial, differences
+    from paceline.training.trials import Trial, compare_outcomes
 
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as work:
 
@@ -205,14 +205,14 @@ def _compare(
         for layout, row in zip(layouts, rows, strict=True):
             for precision, start in (("fp64", ""), ("fp32", "float32_")):
                 outcome = trial(f"{layout.label}, {precision}").finish(_job(recipe, layout, precision).plan)
-                found = differences(first.setdefault(precision, outcome), outcome)
+                found = compare_outcomes(first.setdefault(precision, outcome), outcome)
                 row.update({start + part: value for part, value in found.items()})
         resumed = []
         for other in (layouts[0], layouts[-1]):
             again = trial(f"killed on '{layouts[0].label}', resumed on '{other.label}'")
             killed_at = again.kill_after(_job(recipe, layouts[0], "fp64").plan, steps // 2)
             outcome = again.finish(_job(recipe, other, "fp64").plan)
-            found = differences(first["fp64"], outcome)
+            found = compare_outcomes(first["fp64"], outcome)
             same = other == layouts[0]
             bitwise = max(found.values()) == 0.0
             resumed.append(

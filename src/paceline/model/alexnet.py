@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.model.batch import Batch, Layer
 from paceline.model.dropout import Dropout
 from paceline.model.layers import MakeNorm, Windows
 from paceline.settings.model import AlexNet
@@ -13,7 +14,7 @@ CONVOLUTIONS = ((64, 11, 4, 2, 3), (192, 5, 1, 2, 3), (384, 3, 1, 1, 0), (256, 3
 """Outputs, window, stride, padding and the window of the max-pool (0: none) of each."""
 
 
-class Convolution(nn.Module):
+class Convolution(Layer):
     """A convolution with a bias, a norm if a maker is given, a ReLU, and a max-pool of stride 2 unless `pool` is 0."""
 
     def __init__(self, convolution: nn.Conv2d, pool: int, make_norm: MakeNorm | None = None) -> None:
@@ -22,13 +23,13 @@ class Convolution(nn.Module):
         self.norm = make_norm(convolution.out_channels) if make_norm else None
         self.pool = pool
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
         y: Tensor = self.conv(x)
-        y = self.norm(y) if self.norm else F.relu_(y)
+        y = self.norm(y, batch) if self.norm else F.relu_(y)
         return F.max_pool2d(y, self.pool, 2) if self.pool else y
 
 
-class Dense(nn.Module):
+class Dense(Layer):
     """Dropout and a dense layer."""
 
     def __init__(self, inputs: int, outputs: int, dropout: float) -> None:
@@ -36,16 +37,16 @@ class Dense(nn.Module):
         self.dropout = Dropout(dropout, inputs)
         self.dense = nn.Linear(inputs, outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.dense(self.dropout(x))
+    def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
+        y: Tensor = self.dense(self.dropout(x, batch))
         return y
 
 
 class HiddenDense(Dense):
     """Dropout, a dense layer and a ReLU."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu_(super().forward(x))
+    def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
+        return F.relu_(super().forward(x, batch))
 
 
 class PixelDense(HiddenDense):
@@ -55,8 +56,8 @@ class PixelDense(HiddenDense):
         super().__init__(channels * side**2, outputs, dropout)
         self.windows = Windows(side)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(self.windows(x).flatten(1))
+    def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
+        return super().forward(self.windows(x).flatten(1), batch)
 
 
 def dense_blocks(channels: int, side: int, classes: int, dropouts: tuple[float, float, float]) -> dict[str, nn.Module]:

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from paceline.model.batch import Batch, Chain, Layer
 from paceline.model.layers import ConvNorm, MakeNorm
 
 EPSILON = 0.001
@@ -21,7 +22,7 @@ _POOLS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-class Branches(nn.Sequential):
+class Branches(Layer, nn.Sequential):
     """Chains side by side over the same picture, in the notation of `inception_tables`; what they give, one behind the
     other, are the next picture's channels."""
 
@@ -29,28 +30,28 @@ class Branches(nn.Sequential):
         super().__init__()
         self.outputs = 0
         for words in text.split("|"):
-            chain, width = nn.Sequential(), inputs
+            chain, width = Chain(), inputs
             for word in words.split():
                 link, width = _link(word, width, make_norm)
                 chain.append(link)
             self.append(chain)
             self.outputs += width
 
-    def forward(self, x: Tensor) -> Tensor:
-        pictures: list[Tensor] = [chain(x) for chain in self]
+    def forward(self, x: Tensor, batch: Batch | None) -> Tensor:  # type: ignore[override]
+        pictures: list[Tensor] = [chain(x, batch) for chain in self]
         return torch.cat(pictures, dim=1) if len(pictures) > 1 else pictures[0]
 
 
-class Auxiliary(nn.Module):
+class Auxiliary(Layer):
     """A head in mid-network: in training it adds its scores to the picture, in evaluation it does nothing."""
 
-    def __init__(self, features: nn.Module, width: int, classes: int) -> None:
+    def __init__(self, features: Chain, width: int, classes: int) -> None:
         super().__init__()
         self.features = features
         self.dense = nn.Linear(width, classes)
 
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        return (x, self.dense(self.features(x))) if self.training else x
+    def forward(self, x: Tensor, batch: Batch | None) -> Tensor | tuple[Tensor, Tensor]:
+        return x if batch is None else (x, self.dense(self.features(x, batch)))
 
 
 def _link(word: str, inputs: int, make_norm: MakeNorm) -> tuple[nn.Module, int]:

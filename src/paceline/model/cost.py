@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from paceline.model.batch import Batch
 from paceline.model.build import build_network
-from paceline.model.dropout import Chances
-from paceline.model.norm import BatchNormAct, Statistics
+from paceline.model.dropout import DropoutMasks
+from paceline.model.norm import Statistics
 from paceline.settings.data import DataFacts
 from paceline.settings.recipe import Recipe
 
@@ -35,12 +36,9 @@ def survey(recipe: Recipe, facts: DataFacts) -> list[BlockFacts]:
     with torch.device("meta"):
         network = build_network(recipe, facts).to("meta")  # another package's network comes from the CPU
         picture = torch.empty(IMAGES, facts.channels, facts.side, facts.side)
-        Statistics(network, passes=1, groups=1)
-        for part in network.modules():
-            if isinstance(part, BatchNormAct):
-                part.images = IMAGES
-        Chances(network, 0, torch.float32).draw(torch.arange(IMAGES))
-    rows = []
+        rows = Statistics(network, passes=1, groups=1).pass_rows(0)
+        batch = Batch(rows, *DropoutMasks(network, 0, torch.float32)(torch.arange(IMAGES)))
+    costs = []
     kept: dict[int, Tensor] = {}  # by storage: what two operations keep is there once
     for name, block in network.named_children():
         before = sum(map(_bytes, kept.values()))
@@ -51,12 +49,14 @@ def survey(recipe: Recipe, facts: DataFacts) -> list[BlockFacts]:
             return tensor
 
         with FlopCounterMode(display=False) as counter, saved_tensors_hooks(keep, lambda tensor: tensor):
-            made = block(picture)
-        picture = made if isinstance(made, Tensor) else made[0]
+            output = block(picture, batch)
+        picture = output if isinstance(output, Tensor) else output[0]
         after = sum(map(_bytes, kept.values()))
         parameters = sum(p.numel() for p in block.parameters())
-        rows.append(BlockFacts(name, parameters, (after - before) // IMAGES, counter.get_total_flops() // (2 * IMAGES)))
-    return rows
+        costs.append(
+            BlockFacts(name, parameters, (after - before) // IMAGES, counter.get_total_flops() // (2 * IMAGES))
+        )
+    return costs
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""What a network does by chance in training, from numbers keyed to each image's position in the endless list."""
+"""Dropout and stochastic depth, with masks keyed to each image's position in the endless list."""
 
 from __future__ import annotations
 
@@ -6,68 +6,80 @@ import torch
 from torch import Tensor, nn
 
 from paceline import keyed
+from paceline.model.batch import Batch, Layer
+
+Masks = tuple[Tensor, ...]
 
 
-class Dropout(nn.Module):
-    """Zeroes a share of the features of each image, and scales up the others."""
+class Dropout(Layer):
+    """Zeroes a fraction of the features of each image, and scales up the others."""
 
-    kept: Tensor
+    index: int
+    """Which of a batch's dropout masks is this layer's; `DropoutMasks` sets it."""
 
     def __init__(self, rate: float, features: int) -> None:
         super().__init__()
         self.rate, self.features = rate, features
         """Features are counted later in networks of other packages, and until then nothing is dropped."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.rate == 0 or self.features == 0:
+    def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
+        if batch is None or self.rate == 0 or self.features == 0:
             return x
-        return x * self.kept.to(x.dtype).view(x.shape)
+        return x * batch.dropout[self.index].to(x.dtype).view(x.shape)
 
 
-class StochasticDepth(nn.Module):
-    """Leaves out a residual branch for a share of the images, and scales it up for the others."""
+class StochasticDepth(Layer):
+    """Leaves out a residual branch for a fraction of the images, and scales it up for the others."""
 
-    kept: Tensor
+    index: int
+    """Which of a batch's depth masks is this layer's; `DropoutMasks` sets it."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.rate == 0:
-            return x
-        return x * self.kept.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
+    def mask(self, batch: Batch | None) -> Tensor | None:
+        """What to multiply the branch of each image by, if anything."""
+        return None if batch is None or self.rate == 0 else batch.depth[self.index]
+
+    def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
+        mask = self.mask(batch)
+        return x if mask is None else x * mask.to(x.dtype).view(-1, *[1] * (x.dim() - 1))
 
 
-class Chances:
-    """All that is left to chance in a network, drawn at once for a micro-batch: a few kernels, not a few a layer.
+class DropoutMasks:
+    """Draws the masks of all dropout layers of a network at once: a few kernels, not a few for each layer.
 
-    A number depends on the seed, the image's position and the layer's place among those of its kind.
+    A mask depends on the seed, the image's position and the layer's index among those of its kind.
     """
 
     def __init__(self, network: nn.Module, seed: int, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._dropouts = [m for m in network.modules() if isinstance(m, Dropout) and m.rate]
-        self._depths = [m for m in network.modules() if isinstance(m, StochasticDepth) and m.rate]
-        self._features = [m.features for m in self._dropouts]
-        self._keys = keyed.key(seed, "dropout"), keyed.key(seed, "stochastic depth")
+        dropouts = [m for m in network.modules() if isinstance(m, Dropout) and m.rate]
+        depths = [m for m in network.modules() if isinstance(m, StochasticDepth) and m.rate]
+        for index, dropout in enumerate(dropouts):
+            dropout.index = index
+        for index, depth in enumerate(depths):
+            depth.index = index
+        self._features = [m.features for m in dropouts]
+        self._dropout_rates, self._depth_rates = [m.rate for m in dropouts], [m.rate for m in depths]
+        self._dropout_key, self._depth_key = keyed.key(seed, "dropout"), keyed.key(seed, "stochastic depth")
 
-    def draw(self, positions: Tensor) -> None:
-        """Decide for the images at these positions what every layer keeps."""
-        places = positions[:, None]
-        if self._dropouts:
+    def __call__(self, positions: Tensor) -> tuple[Masks, Masks]:
+        """The dropout and the depth masks for the images at these positions of the endless list."""
+        dropout: Masks = ()
+        depth: Masks = ()
+        if self._dropout_rates:
             index = torch.arange(-(-sum(self._features) // 4), device=positions.device)
-            words = torch.stack(keyed.words(self._keys[0], places, index), dim=2).flatten(1)
-            for part, word in zip(
-                self._dropouts, words[:, : sum(self._features)].split(self._features, 1), strict=True
-            ):
-                part.kept = self._kept(word, part.rate)
-        if self._depths:
-            index = torch.arange(len(self._depths), device=positions.device)
-            words = keyed.words(self._keys[1], places, index)[0]
-            for depth, word in zip(self._depths, words.unbind(1), strict=True):
-                depth.kept = self._kept(word, depth.rate)
+            words = torch.stack(keyed.words(self._dropout_key, positions[:, None], index), dim=2).flatten(1)
+            pieces = words[:, : sum(self._features)].split(self._features, 1)
+            dropout = tuple(map(self._mask, pieces, self._dropout_rates))
+        if self._depth_rates:
+            index = torch.arange(len(self._depth_rates), device=positions.device)
+            words = keyed.words(self._depth_key, positions[:, None], index)[0]
+            depth = tuple(map(self._mask, words.unbind(1), self._depth_rates))
+        return dropout, depth
 
-    def _kept(self, words: Tensor, rate: float) -> Tensor:
-        """0 for a share `rate` of the words, and for the others what makes up for it."""
+    def _mask(self, words: Tensor, rate: float) -> Tensor:
+        """0 for a fraction `rate` of the words, and for the others what makes up for it."""
         return (words >= round(rate * 2**32)).to(self._dtype) / (1 - rate)

@@ -11,9 +11,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline import keyed
 from paceline.errors import PlanError
-from paceline.model.dropout import Chances, Dropout, StochasticDepth
+from paceline.model.batch import Batch, Layer
+from paceline.model.dropout import Dropout, DropoutMasks, StochasticDepth
 from paceline.model.layers import MakeNorm
-from paceline.model.norm import BatchNormAct, Statistics
+from paceline.model.norm import Statistics
 from paceline.settings.data import DataFacts
 from paceline.settings.model import External
 
@@ -21,18 +22,34 @@ PROBE = 2
 """Images sent through a network once to see what it does."""
 
 
-class Outsider(nn.Module):
-    """A whole network of another package as one block; scores of auxiliary heads ride along."""
+class ExternalNetwork(Layer):
+    """A whole network of another package as one block; scores of auxiliary heads ride along.
 
-    def __init__(self, network: nn.Module) -> None:
+    Its own code does not pass the micro-batch on, so this block hands it to Paceline's layers in it for the duration of
+    one forward pass. Only one pass may be under way at a time, so such a network cannot be cut into pipeline stages.
+    """
+
+    def __init__(self, network: nn.Module, make_norm: MakeNorm) -> None:
         super().__init__()
         self.network = network
+        _replace(self, make_norm)
+        self._batch: Batch | None = None
+        for module in self.network.modules():
+            if isinstance(module, Layer):
+                module.register_forward_pre_hook(self._add_batch)
 
-    def forward(self, x: Tensor) -> Any:
-        made = self.network(x)
-        if isinstance(made, Tensor):
-            return made
-        return tuple(scores for scores in made if scores is not None)
+    def _add_batch(self, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Any, ...]:
+        return (*inputs, self._batch)
+
+    def forward(self, x: Tensor, batch: Batch | None) -> Any:
+        self._batch = batch
+        try:
+            output = self.network(x)
+        finally:
+            self._batch = None
+        if isinstance(output, Tensor):
+            return output
+        return tuple(scores for scores in output if scores is not None)
 
 
 def outside_blocks(model: External, facts: DataFacts, make_norm: MakeNorm, seed: int) -> dict[str, nn.Module]:
@@ -41,8 +58,7 @@ def outside_blocks(model: External, facts: DataFacts, make_norm: MakeNorm, seed:
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(keyed.key(seed, "weights"))  # fits torch, however large the seed
         network = create(package, model.name, model.network, facts)
-        block = Outsider(network)
-        _replace(block, make_norm)
+        block = ExternalNetwork(network, make_norm)
         _probe(block, facts, f"{model.name}:{model.network}")
     return {"network": block}
 
@@ -107,14 +123,11 @@ def _probe(block: nn.Module, facts: DataFacts, name: str) -> None:
     ]
     before = torch.get_rng_state()
     try:
-        block.eval()(images)
-        Statistics(block, passes=1, groups=1)
-        for part in block.modules():
-            if isinstance(part, BatchNormAct):
-                part.images = PROBE
+        block.eval()(images, None)
+        rows = Statistics(block, passes=1, groups=1).pass_rows(0)
         for _ in range(2):  # auxiliary heads speak in training alone, and the second time their dropouts are at work
-            Chances(block, 0, torch.float32).draw(torch.arange(PROBE))
-            block.train()(images)
+            masks = DropoutMasks(block, 0, torch.float32)(torch.arange(PROBE))
+            block.train()(images, Batch(rows, *masks))
         for hook in hooks:
             hook.remove()
     except (RuntimeError, ValueError, TypeError, AssertionError) as fault:

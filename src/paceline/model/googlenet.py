@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from paceline.model.batch import Chain
 from paceline.model.branches import EPSILON, Auxiliary, Branches
 from paceline.model.dropout import Dropout
 from paceline.model.inception_tables import modules
@@ -29,12 +30,12 @@ def googlenet_blocks(model: GoogLeNet, channels: int, classes: int, make_norm: M
         elif text:
             blocks[name] = module = Branches(text, width, make_norm)
             width = module.outputs
-    blocks |= {name: nn.Sequential(blocks[name], nn.MaxPool2d(size, 2, ceil_mode=True)) for name, size in POOLS.items()}
+    blocks |= {name: Chain(blocks[name], nn.MaxPool2d(size, 2, ceil_mode=True)) for name, size in POOLS.items()}
     return blocks | {"head": Head(width, classes, model.dropout)}
 
 
 def _auxiliary(inputs: int, classes: int, dropout: float, make_norm: MakeNorm) -> Auxiliary:
     squeeze = ConvNorm(conv(inputs, 128, 1), make_norm)
     hidden = nn.Linear(4 * 4 * 128, 1024)
-    features = nn.Sequential(Windows(4), squeeze, nn.Flatten(), hidden, nn.ReLU(), Dropout(dropout, 1024))
+    features = Chain(Windows(4), squeeze, nn.Flatten(), hidden, nn.ReLU(), Dropout(dropout, 1024))
     return Auxiliary(features, 1024, classes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from paceline.model.batch import Chain
 from paceline.model.branches import EPSILON, Auxiliary, Branches
 from paceline.model.inception_tables import modules
 from paceline.model.layers import ConvNorm, Head, MakeNorm
@@ -28,4 +29,4 @@ def _auxiliary(inputs: int, classes: int, make_norm: MakeNorm) -> Auxiliary:
     squeeze = ConvNorm(nn.Conv2d(inputs, 128, 1, bias=False), make_norm)
     widen = ConvNorm(nn.Conv2d(128, 768, 5, bias=False), make_norm)
     mean = nn.AdaptiveAvgPool2d(1)
-    return Auxiliary(nn.Sequential(nn.AvgPool2d(5, 3), squeeze, widen, mean, nn.Flatten()), 768, classes)
+    return Auxiliary(Chain(nn.AvgPool2d(5, 3), squeeze, widen, mean, nn.Flatten()), 768, classes)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.model.batch import Batch, Layer
 from paceline.model.branches import EPSILON, Branches
 from paceline.model.inception_tables import modules
 from paceline.model.layers import Head, MakeNorm
 from paceline.settings.model import InceptionResNetV2
 
 
-class Residual(nn.Module):
+class Residual(Layer):
     """A module, brought back to the picture's channels, scaled and added to the picture; the last has no activation."""
 
     def __init__(self, channels: int, text: str, scale: float, last: bool, make_norm: MakeNorm) -> None:
@@ -20,8 +21,9 @@ class Residual(nn.Module):
         self.mixed = Branches(text, channels, make_norm)
         self.conv = nn.Conv2d(self.mixed.outputs, channels, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.add(self.conv(self.mixed(x)), alpha=self.scale)
+    def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
+        # The branch ends in a convolution, not in a norm, so the sum is no norm_act.
+        y = x.add(self.conv(self.mixed(x, batch)), alpha=self.scale)
         return y if self.last else F.relu_(y)
 
 

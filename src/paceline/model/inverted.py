@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.model.batch import Batch, Chain, Layer
 from paceline.model.dropout import StochasticDepth
 from paceline.model.layers import ConvNorm, MakeNorm, conv
 from paceline.model.mobile_tables import NetworkShape, Squeeze, UnitShape
@@ -30,10 +30,10 @@ class SqueezeExcite(nn.Module):
         return x * self.gate(self.excite(self.activate(self.squeeze(means))))
 
 
-class InvertedUnit(nn.Module):
+class InvertedUnit(Layer):
     """Widen by a 1x1 convolution, look around in groups, squeeze and excite, narrow; beside a shortcut where one fits.
 
-    A unit that is no wider inside does not widen. `drop` is the share of images for which the branch is left out.
+    A unit that is no wider inside does not widen. `drop` is the fraction of images for which the branch is left out.
     """
 
     def __init__(self, shape: UnitShape, drop: float, make_norm: MakeNorm) -> None:
@@ -46,14 +46,15 @@ class InvertedUnit(nn.Module):
         layers.append(ConvNorm(conv(inside, inside, shape.size, shape.stride, shape.groups), make_norm, activation))
         if shape.squeeze:
             layers.append(SqueezeExcite(inside, shape.squeeze))
-        self.wide = nn.Sequential(*layers)
+        self.wide = Chain(*layers)
         self.conv = conv(inside, shape.outputs, 1)
         self.norm = make_norm(shape.outputs, None, "branch" if self.identity else "plain")
         self.depth = StochasticDepth(drop) if self.identity and drop else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.norm(self.conv(self.wide(x)), x if self.identity and self.depth is None else None)
-        return y if self.depth is None else torch.add(x, self.depth(y))
+    def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
+        mask = self.depth.mask(batch) if self.depth else None
+        y: Tensor = self.norm(self.conv(self.wide(x, batch)), batch, x if self.identity else None, mask)
+        return y
 
 
 def trunk(shape: NetworkShape, channels: int, make_norm: MakeNorm) -> dict[str, nn.Module]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.model.batch import Batch, Layer
 from paceline.model.dropout import Dropout
 from paceline.model.norm import BatchNormAct, GroupNormAct, NormAct, ProxyNormAct, Role
 from paceline.settings.model import Activation
@@ -52,7 +53,7 @@ def conv(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1,
     return kind(inputs, outputs, size, stride, padding=size // 2, groups=groups, bias=False)
 
 
-class ConvNorm(nn.Module):
+class ConvNorm(Layer):
     """A convolution without bias, a norm and an activation."""
 
     def __init__(self, convolution: nn.Conv2d, make_norm: MakeNorm, activation: Activation | None = "relu") -> None:
@@ -60,8 +61,8 @@ class ConvNorm(nn.Module):
         self.conv = convolution
         self.norm = make_norm(convolution.out_channels, activation)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.norm(self.conv(x))
+    def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
+        y: Tensor = self.norm(self.conv(x), batch)
         return y
 
 
@@ -84,7 +85,7 @@ class Windows(nn.Module):
         return x
 
 
-class Head(nn.Module):
+class Head(Layer):
     """Mean over the picture, then one score for each class."""
 
     def __init__(self, channels: int, classes: int, dropout: float = 0.0) -> None:
@@ -92,6 +93,6 @@ class Head(nn.Module):
         self.dropout = Dropout(dropout, channels)
         self.dense = nn.Linear(channels, classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.dense(self.dropout(x.mean((2, 3))))
+    def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
+        scores: Tensor = self.dense(self.dropout(x.mean((2, 3)), batch))
         return scores

@@ -6,20 +6,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.model import mobile_tables
+from paceline.model.batch import Batch, Layer
 from paceline.model.inverted import trunk
 from paceline.model.layers import Head, MakeNorm
 from paceline.model.mobile_tables import MOBILENET3_DENSE, round_channels
 from paceline.settings.model import MobileNetV2, MobileNetV3
 
 
-class Dense(nn.Module):
+class Dense(Layer):
     """Mean over the picture, a dense layer and hard swish; gives a picture of one pixel, which any head can take."""
 
     def __init__(self, channels: int, features: int) -> None:
         super().__init__()
         self.dense = nn.Linear(channels, features)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, batch: Batch | None) -> Tensor:  # noqa: ARG002 - a block takes it
         return F.hardswish(self.dense(x.mean((2, 3))))[:, :, None, None]
 
 

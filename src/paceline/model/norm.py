@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline import keyed
+from paceline.model.batch import Batch, Layer
 from paceline.settings.model import Activation
 
 ACTIVATIONS: dict[Activation | None, Callable[[Tensor], Tensor]] = {
@@ -29,8 +30,8 @@ Role = str
 with a projection) or 'projection'."""
 
 
-class Neighbors(Protocol):
-    """The replicas that share a norm group with this one."""
+class SharedStatistics(Protocol):
+    """The replicas that share norm groups with this one."""
 
     count: int
 
@@ -43,8 +44,11 @@ class Neighbors(Protocol):
         ...
 
 
-class NormAct(nn.Module):
-    """norm_act(x, shortcut): normalize, add the shortcut, activate. This one only scales and shifts (norm: none)."""
+class NormAct(Layer):
+    """norm_act(x, batch, shortcut, mask): normalize, mask for stochastic depth, add the shortcut, activate.
+
+    This one only scales and shifts (norm: none).
+    """
 
     def __init__(self, channels: int, activation: Activation | None = "relu", role: Role = "plain") -> None:
         super().__init__()
@@ -52,12 +56,16 @@ class NormAct(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
         self.activation, self.role = activation, role
 
-    def normalize(self, x: Tensor) -> Tensor:
+    def normalize(self, x: Tensor, batch: Batch | None) -> Tensor:  # noqa: ARG002 - batch norms need it
         """The normalized images, in memory of their own."""
         return torch.addcmul(self.bias.to(x.dtype)[:, None, None], x, self.weight.to(x.dtype)[:, None, None])
 
-    def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-        y = self.normalize(x)
+    def forward(
+        self, x: Tensor, batch: Batch | None, shortcut: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        y = self.normalize(x, batch)
+        if mask is not None:
+            y = y.mul_(mask.to(y.dtype).view(-1, 1, 1, 1))
         if shortcut is not None:
             y = y.add_(shortcut)
         return ACTIVATIONS[self.activation](y)
@@ -73,7 +81,7 @@ class GroupNormAct(NormAct):
         self.groups = max(g for g in range(1, min(groups, channels) + 1) if channels % g == 0)
         self.epsilon = epsilon
 
-    def normalize(self, x: Tensor) -> Tensor:
+    def normalize(self, x: Tensor, batch: Batch | None) -> Tensor:  # noqa: ARG002 - each image is its own
         return F.group_norm(x, self.groups, self.weight, self.bias, self.epsilon)
 
 
@@ -81,7 +89,7 @@ class ProxyNormAct(GroupNormAct):
     """Group norm whose activation's output is shifted and scaled as if a Gaussian had gone in.
 
     The Gaussian, 200 quantiles of equal weight with a learned scale and shift of its own, goes through the same scale,
-    shift and activation as the images; its mean and spread behind the activation are taken off the images. A norm
+    shift and activation as the images, which are then normalized by its mean and variance behind the activation. A norm
     without activation only scales: what follows it has a shift of its own.
     """
 
@@ -101,28 +109,32 @@ class ProxyNormAct(GroupNormAct):
         quantiles = torch.tensor(keyed.normal_quantiles(QUANTILES), dtype=torch.get_default_dtype())
         self.register_buffer("quantiles", quantiles, persistent=False)
 
-    def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, batch: Batch | None, shortcut: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
         if self.activation is None:
-            return super().forward(x, shortcut)
-        assert shortcut is None, "proxy norm stands directly before its activation"
+            return super().forward(x, batch, shortcut, mask)
+        assert shortcut is mask is None, "proxy norm stands directly before its activation"
         activate = ACTIVATIONS[self.activation]
         proxy = self.quantiles[:, None] * (1 + self.proxy_weight) + self.proxy_bias
         var, mean = torch.var_mean(activate(proxy * self.weight + self.bias), dim=0, correction=0)
         inverse = torch.rsqrt(var + self.proxy_epsilon)
-        y = activate(self.normalize(x))
-        return (y - _wide(mean).to(y.dtype)) * _wide(inverse).to(y.dtype)
+        y = activate(self.normalize(x, batch))
+        return (y - _per_channel(mean).to(y.dtype)) * _per_channel(inverse).to(y.dtype)
 
 
 class BatchNormAct(NormAct):
-    """Normalization over `images` images of each channel: neighbors in a micro-batch, or across neighboring replicas.
+    """Normalization over the images of a norm group: neighbors in a micro-batch, or across neighboring replicas.
 
-    Running statistics do not move in a forward pass. Each norm group of the pass leaves its mean and unbiased variance
-    in its rows of the two `places`, and in the same ones when it is computed again; `Statistics` moves the running
-    statistics once per optimizer step, whatever the number of passes.
+    Running statistics do not move in a forward pass. Each norm group of a pass writes its mean and unbiased variance
+    to its columns of the batch's statistics, and to the same ones when it is computed again; `Statistics` moves the
+    running statistics once per optimizer step, whatever the number of passes.
     """
 
     running_mean: Tensor
     running_var: Tensor
+    offset: int
+    """The first of its columns in a row of statistics, means before variances; `Statistics` sets it."""
 
     def __init__(
         self,
@@ -134,48 +146,50 @@ class BatchNormAct(NormAct):
     ) -> None:
         super().__init__(channels, activation, role)
         self.momentum, self.epsilon = momentum, epsilon
-        self.images = 0
-        self.neighbors: Neighbors | None = None
+        self.shared: SharedStatistics | None = None
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
-        self.places = (torch.empty(0, channels), torch.empty(0, channels))
 
-    def normalize(self, x: Tensor) -> Tensor:
-        if not self.training:
+    def columns(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """This norm's means and variances in rows of statistics."""
+        channels = len(self.weight)
+        middle = self.offset + channels
+        return rows[:, self.offset : middle], rows[:, middle : middle + channels]
+
+    def normalize(self, x: Tensor, batch: Batch | None) -> Tensor:
+        if batch is None:
             return F.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.epsilon
             )
-        if self.neighbors is not None:
-            return self._across_replicas(x, self.neighbors)
+        means, variances = self.columns(batch.statistics)
+        if self.shared is not None:
+            return self._across_replicas(x, means, variances, self.shared)
         if torch.compiler.is_compiling():
-            return self._by_formula(x)
-        groups = [x] if self.images == len(x) else x.split(self.images)
-        made = [self._by_kernel(group, *place) for group, place in zip(groups, self._rows(), strict=True)]
-        return made[0] if len(made) == 1 else torch.cat(made)
+            return self._by_formula(x, means, variances)
+        groups = [x] if len(means) == 1 else x.split(len(x) // len(means))
+        normalized = [self._by_kernel(*group) for group in zip(groups, means, variances, strict=True)]
+        return normalized[0] if len(normalized) == 1 else torch.cat(normalized)
 
     def _by_kernel(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         # With momentum 1, torch's own kernel leaves this group's mean and unbiased variance in the two tensors.
         return F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.epsilon)
 
-    def _by_formula(self, x: Tensor) -> Tensor:
+    def _by_formula(self, x: Tensor, means: Tensor, variances: Tensor) -> Tensor:
         """All groups at once, which a compiler fuses; one kernel for each would be one more copy to compile."""
-        wide = x.unflatten(0, (-1, self.images)).to(self.weight.dtype)
+        wide = x.unflatten(0, (len(means), -1)).to(self.weight.dtype)
         var, mean = torch.var_mean(wide, dim=(1, 3, 4), correction=0)
         count = wide.numel() // var.numel()
-        for place, value in zip(self.places, (mean, var * (count / max(1, count - 1))), strict=True):
-            place.copy_(value.detach())
+        means.copy_(mean.detach())
+        variances.copy_((var * (count / max(1, count - 1))).detach())
         scale = self.weight * torch.rsqrt(var + self.epsilon)
-        around, scale = (values[:, None, :, None, None] for values in (mean, scale))
-        y: Tensor = (wide - around) * scale + _wide(self.bias)
+        center, scale = (values[:, None, :, None, None] for values in (mean, scale))
+        y: Tensor = (wide - center) * scale + _per_channel(self.bias)
         return y.flatten(0, 1).to(x.dtype)
 
-    def _rows(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return zip(*self.places, strict=True)
-
-    def _across_replicas(self, x: Tensor, neighbors: Neighbors) -> Tensor:
-        y, seen = _SharedNorm.apply(x, self.weight, self.bias, self.epsilon, neighbors)  # type: ignore[no-untyped-call]
-        for place, value in zip(self.places, seen / neighbors.count, strict=True):
-            place[0].copy_(value)  # each neighbor leaves its part of the one group
+    def _across_replicas(self, x: Tensor, means: Tensor, variances: Tensor, shared: SharedStatistics) -> Tensor:
+        y, mean, var = _SharedNorm.apply(x, self.weight, self.bias, self.epsilon, shared)  # type: ignore[no-untyped-call]
+        means[0].copy_(mean / shared.count)  # each replica writes its fraction of the one group
+        variances[0].copy_(var / shared.count)
         assert isinstance(y, Tensor)
         return y
 
@@ -183,43 +197,43 @@ class BatchNormAct(NormAct):
 def norm_parameters(module: nn.Module) -> set[str]:
     """The names of the parameters of norms, Paceline's and others'."""
     kinds = (NormAct, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
-    norms = [(start, part) for start, part in module.named_modules() if isinstance(part, kinds)]
-    return {f"{start}.{name}" for start, part in norms for name, _ in part.named_parameters(recurse=False)}
+    norms = [(prefix, norm) for prefix, norm in module.named_modules() if isinstance(norm, kinds)]
+    return {f"{prefix}.{name}" for prefix, norm in norms for name, _ in norm.named_parameters(recurse=False)}
 
 
 class _SharedNorm(torch.autograd.Function):
-    """Batch norm over the same layer's images on several replicas; gives the normalized images and [mean, variance]."""
+    """Batch norm over the same layer's images on several replicas; gives the normalized images, mean and variance."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, neighbors: Neighbors) -> Any:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, shared: SharedStatistics) -> Any:
         wide = x.to(weight.dtype)
         var, mean = torch.var_mean(wide, dim=(0, 2, 3), correction=0)
-        everyone = neighbors.all_gather(torch.stack([mean, var]))
+        everyone = shared.all_gather(torch.stack([mean, var]))
         means, variances = everyone[:, 0], everyone[:, 1]
         mean = means.mean(0)
         var = variances.mean(0) + (means - mean).square().mean(0)
-        images = neighbors.count * x.numel() // x.shape[1]
+        images = shared.count * x.numel() // x.shape[1]
         inverse = torch.rsqrt(var + epsilon)
         scale = weight * inverse
-        y = torch.addcmul(_wide(bias - mean * scale), wide, _wide(scale)).to(x.dtype)
+        y = torch.addcmul(_per_channel(bias - mean * scale), wide, _per_channel(scale)).to(x.dtype)
         ctx.save_for_backward(x, weight, mean, inverse)
-        ctx.neighbors, ctx.images = neighbors, images
-        seen = torch.stack([mean, var * (images / max(1, images - 1))])
-        ctx.mark_non_differentiable(seen)
-        return y, seen
+        ctx.shared, ctx.images = shared, images
+        unbiased = var * (images / max(1, images - 1))
+        ctx.mark_non_differentiable(mean, unbiased)
+        return y, mean, unbiased
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, weight, mean, inverse = ctx.saved_tensors
         dy = gradients[0].to(weight.dtype)
-        normal = (x.to(weight.dtype) - _wide(mean)) * _wide(inverse)
+        normal = (x.to(weight.dtype) - _per_channel(mean)) * _per_channel(inverse)
         own = torch.stack([dy.sum((0, 2, 3)), (dy * normal).sum((0, 2, 3))])
-        total = ctx.neighbors.all_reduce(own.clone()) / ctx.images
-        dx = (dy - _wide(total[0]) - normal * _wide(total[1])) * _wide(weight * inverse)
+        total = ctx.shared.all_reduce(own.clone()) / ctx.images
+        dx = (dy - _per_channel(total[0]) - normal * _per_channel(total[1])) * _per_channel(weight * inverse)
         return dx.to(x.dtype), own[1], own[0], None, None
 
 
-def _wide(values: Tensor) -> Tensor:
+def _per_channel(values: Tensor) -> Tensor:
     """One value per channel, shaped to meet images."""
     return values[:, None, None]
 
@@ -227,64 +241,55 @@ def _wide(values: Tensor) -> Tensor:
 class Statistics:
     """The statistics of all batch norms of a network: gathered over a step in one row, moved once.
 
-    The norms' running statistics and the places their groups write to are views of two flat tensors, so that a step
-    needs a handful of kernels, not a handful for each norm. A step has `passes` forward passes of `groups` norm groups
-    each. Norms that stand still are left alone.
+    The norms' running statistics are views of one flat tensor, and the rows that norm groups write to are another, so
+    that a step needs a handful of kernels, not a handful for each norm. A step has `passes` forward passes of `groups`
+    norm groups each. Frozen norms are left alone.
     """
 
-    def __init__(self, module: nn.Module, passes: int, groups: int) -> None:
+    def __init__(self, module: nn.Module, passes: int, groups: int, shared: SharedStatistics | None = None) -> None:
         self.norms = [m for m in module.modules() if isinstance(m, BatchNormAct) and m.weight.requires_grad]
-        if not self.norms:
-            return
-        running = [t for m in self.norms for t in (m.running_mean, m.running_var)]
-        sizes = [len(t) for t in running]
-        self._running = torch.cat(running)
+        offset = 0
+        for norm in self.norms:
+            norm.offset, norm.shared = offset, shared
+            offset += 2 * len(norm.weight)
+        pairs = [(norm, values) for norm in self.norms for values in (norm.running_mean, norm.running_var)]
+        nothing = [next(module.parameters()).new_empty(0)]
+        self._running = torch.cat([values for _, values in pairs] or nothing)
         # Each norm has a momentum of its own, for networks of other packages.
-        momenta = [torch.full_like(t, m.momentum) for m in self.norms for t in (m.running_mean, m.running_var)]
-        self._momentum = torch.cat(momenta)
-        self._pending = self._running.new_zeros(passes * groups, sum(sizes))
-        views = self._running.split(sizes)
-        for norm, mean, var in zip(self.norms, views[::2], views[1::2], strict=True):
-            norm.running_mean, norm.running_var = mean, var
-        turns = [rows.split(sizes, 1) for rows in self._pending.split(groups)]
-        self._places = [list(zip(columns[::2], columns[1::2], strict=True)) for columns in turns]
-        self.turn(0)
+        self._momenta = torch.cat([torch.full_like(values, norm.momentum) for norm, values in pairs] or nothing)
+        self._pending = self._running.new_zeros(passes * groups, offset)
+        self._passes: tuple[Tensor, ...] = self._pending.split(groups)
+        for norm in self.norms:
+            (norm.running_mean,), (norm.running_var,) = norm.columns(self._running[None])
 
-    def turn(self, number: int) -> None:
-        """Let the norms write to the places of this forward pass of the step."""
-        if self.norms:
-            for norm, places in zip(self.norms, self._places[number], strict=True):
-                norm.places = places
+    def pass_rows(self, index: int) -> Tensor:
+        """The rows that the norm groups of this forward pass of the step write to."""
+        return self._passes[index]
 
-    def collect(self) -> Tensor | None:
-        """This replica's sums over the norm groups of the step, in one row; None where no norm keeps any."""
-        if not self.norms:
-            return None
+    def collect(self) -> Tensor:
+        """This replica's sums over the norm groups of the step, in one row."""
         return self._pending[0] if len(self._pending) == 1 else self._pending.sum(0)
 
     @property
     def width(self) -> int:
-        """How many numbers a row has."""
-        return self._running.numel() if self.norms else 0
+        """How many numbers a row has: none where no norm keeps statistics."""
+        return self._running.numel()
 
     @torch.no_grad()
-    def put(self, values: Tensor) -> None:
+    def load(self, values: Tensor) -> None:
         """Make these the running statistics."""
-        if self.norms:
-            self._running.copy_(values)
+        self._running.copy_(values)
 
     @torch.no_grad()
-    def take_away(self) -> Tensor:
-        """What `collect` gives, in memory of its own, and the places are empty for the next step."""
+    def pop(self) -> Tensor:
+        """This replica's sums over the norm groups of the step, in memory of their own; the rows become empty."""
         sums = self._pending.sum(0)
         self._pending.zero_()
         return sums
 
     @torch.no_grad()
-    def settle(self, sums: Tensor | None, groups: int, bad: Tensor) -> None:
+    def update(self, sums: Tensor, groups: int, bad: Tensor) -> None:
         """Move toward the mean over all groups of the step, unless the step is bad."""
-        if sums is None:
-            return
-        moved = torch.lerp(self._running, sums / groups, self._momentum)
+        moved = torch.lerp(self._running, sums / groups, self._momenta)
         self._running.copy_(torch.where(bad > 0, self._running, moved))
         self._pending.zero_()

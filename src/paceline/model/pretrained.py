@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from paceline import checkpoint
-from paceline.errors import DataError, RunError, UserError
+from paceline.errors import DataError, UserError
 from paceline.model.external import create, load_package
 from paceline.settings.data import DataFacts
 
@@ -78,11 +78,12 @@ def read(source: str, facts: DataFacts) -> Tensors:
 
 def _of_run(folder: Path) -> Tensors:
     """What the newest whole checkpoint of a run would be judged by: its averaged weights where it has them."""
-    for _, found in checkpoint.newest(folder / "checkpoints"):
-        if not isinstance(found, RunError):
-            averaged = found.get(checkpoint.AVERAGE)
-            return tensors_from(found[checkpoint.NETWORK]) | (tensors_from(averaged) if averaged else {})
-    raise DataError(f"init.from: {folder} holds no whole checkpoint")
+    newest = checkpoint.newest_intact(folder / "checkpoints", damaged=lambda _: None)
+    if newest is None:
+        raise DataError(f"init.from: {folder} holds no intact checkpoint")
+    _, files = newest
+    ema = files.get(checkpoint.EMA)
+    return tensors_from(files[checkpoint.NETWORK]) | (tensors_from(ema) if ema else {})
 
 
 def _of_pickle(content: Any) -> Tensors:

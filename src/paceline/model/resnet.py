@@ -8,6 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.model.batch import Batch, Layer
 from paceline.model.layers import Head, MakeNorm, conv
 from paceline.model.tables import BASIC, DEPTHS, cifar_depths
 from paceline.settings.model import CifarResNet, ResNet
@@ -28,7 +29,7 @@ class Shape:
     """Whether a picture is blurred before it is halved."""
 
 
-class Unit(nn.Module):
+class Unit(Layer):
     """Two 3x3 convolutions, or a bottleneck of 1x1, 3x3 and 1x1, beside a shortcut."""
 
     def __init__(
@@ -58,19 +59,22 @@ class Unit(nn.Module):
             self.projection = conv(inputs, outputs, 1, stride, blur=shape.blur)
             self.projection_norm = make_norm(outputs, None, "projection")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
         shortcut = x
         if self.projects:
-            shortcut = self.projection_norm(self.projection(x))
+            shortcut = self.projection_norm(self.projection(x), batch)
         elif self.extra:
             shortcut = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
-        y = self.conv2(self.norm1(self.conv1(x)))
-        y = self.norm3(self.conv3(self.norm2(y)), shortcut) if self.bottleneck else self.norm2(y, shortcut)
+        y = self.conv2(self.norm1(self.conv1(x), batch))
+        if self.bottleneck:
+            y = self.norm3(self.conv3(self.norm2(y, batch)), batch, shortcut)
+        else:
+            y = self.norm2(y, batch, shortcut)
         assert isinstance(y, Tensor)
         return y
 
 
-class Stem(nn.Module):
+class Stem(Layer):
     """The first convolution, with a max-pool where images are large."""
 
     def __init__(self, channels: int, outputs: int, large: bool, make_norm: MakeNorm) -> None:
@@ -79,8 +83,8 @@ class Stem(nn.Module):
         self.norm = make_norm(outputs)
         self.pool = large
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.norm(self.conv(x))
+    def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
+        y: Tensor = self.norm(self.conv(x), batch)
         return F.max_pool2d(y, 3, 2, 1) if self.pool else y
 
 

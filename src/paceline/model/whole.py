@@ -1,95 +1,90 @@
-"""A network that lives on one device per replica: learn, share, judge."""
+"""A network that lives on one device per replica: forward and backward passes, sums over replicas, scores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.augment.mix import draw
-from paceline.augment.mix_pixels import mix
-from paceline.augment.pipeline import Pixels
+from paceline.augment.pipeline import Augmentation
 from paceline.data.load.batches import MicroBatch
+from paceline.device import float_dtype
+from paceline.model.batch import Batch
 from paceline.model.build import build_network
-from paceline.model.dropout import Chances
+from paceline.model.dropout import DropoutMasks
 from paceline.model.loss import make_loss
 from paceline.model.network import recomputing
 from paceline.model.norm import Statistics
 from paceline.planning import Plan
 from paceline.world import World
 
-TALLY = ("loss", "hits")
-"""What a step's tally sums over its images."""
-JUDGMENT = ("loss", "top1", "top5", "images")
-"""What a judgment sums over validation images."""
+TRAIN_SUMS = ("loss", "hits")
+"""What is summed over the images of a step."""
+EVAL_SUMS = ("loss", "top1", "top5", "images")
+"""What is summed over validation images."""
 
 
 class Whole:
-    """The network, its norm statistics, and the three verbs of a step."""
+    """The network, its norm statistics and dropout masks, and what a step and a validation do with them."""
 
     def __init__(self, plan: Plan, world: World) -> None:
         self.plan, self.device = plan, world.device
-        self.dtype = torch.float64 if plan.placement.precision == "fp64" else torch.float32
+        self.dtype = float_dtype(plan)
         module = build_network(plan.recipe, plan.facts)
         self.module = module.to(world.device, self.dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.half = torch.float16 if plan.placement.precision == "fp16" else torch.bfloat16
         if plan.placement.weights in ("bf16", "fp16"):
-            self._narrow()
+            self._halve_weights()
         self.module.freeze(plan.frozen)
-        self.statistics = Statistics(self.module, plan.rounds, plan.norm_groups)
-        self.chances = Chances(self.module, plan.recipe.seed, self.dtype)
-        neighbors = world.subgroup(plan.norm_replicas)
-        for norm in self.statistics.norms:
-            assert plan.norm_batch is not None
-            norm.images, norm.neighbors = min(plan.norm_batch, plan.micro_batch), neighbors
+        shared = world.subgroup(plan.norm_replicas)
+        self.statistics = Statistics(self.module, plan.rounds, plan.norm_groups, shared)
+        self.masks = DropoutMasks(self.module, plan.recipe.seed, self.dtype)
         self._one = torch.ones((), device=world.device)
-        self.divisor = torch.tensor(float(plan.global_batch), device=world.device)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         forward = recomputing(self.module.cut(plan.recomputed)) if plan.recomputed else self.module
-        self._forward: Callable[[Tensor], Any] = torch.compile(forward) if plan.placement.compile else forward
+        self._forward: Callable[..., Any] = torch.compile(forward) if plan.placement.compile else forward
         self._auxiliary: float = getattr(plan.recipe.model, "auxiliary", 0.0)
-        self._pixels = Pixels(plan, world.device, self.dtype)
-        self._places = torch.arange(plan.micro_batch, device=world.device)
+        self.augment = Augmentation(plan, world.device)
         self._loss = make_loss(plan.recipe.loss, plan.facts.classes)
 
-    def learn(self, share: list[MicroBatch], scale: Tensor | None = None) -> Tensor:
-        """Forward and backward over this replica's micro-batches: summed gradients, times the loss scale, gather; the
-        tally comes back."""
+    def prepare(self, batch: MicroBatch) -> MicroBatch:
+        """Do what must be done to a training batch before the part of a step that a CUDA graph can hold."""
+        assert batch.draws is not None
+        return replace(batch, images=self.augment.prepare(batch.images, batch.draws))
+
+    def forward_backward(self, batches: list[MicroBatch], loss_scale: Tensor | None = None) -> Tensor:
+        """Train on this replica's micro-batches: gradients times the loss scale add up, and TRAIN_SUMS come back."""
         losses: list[Tensor] = []
         hits: list[Tensor] = []
         if not self.module.training:
             self.module.train()
-        for number, batch in enumerate(share):
-            self.statistics.turn(number)
-            self.chances.draw(batch.first + self._places)
+        for index, batch in enumerate(batches):
             images, labels, weights = self._mixed(batch)
-            scores, *auxiliary = self._scores(images)
+            scores, *auxiliary = self._class_scores(images, self._pass(index, batch))
             loss = self._loss(scores, labels, weights)
             for other in auxiliary:
                 loss = loss + self._auxiliary * self._loss(other, labels, weights)
-            (loss if scale is None else loss * scale).backward()
+            (loss if loss_scale is None else loss * loss_scale).backward()
             losses.append(loss.detach())
             hits.append((scores.detach().argmax(1) == batch.labels).sum(dtype=self.dtype))
-        if not share:
-            return torch.zeros(len(TALLY), dtype=self.dtype, device=self.device)
+        if not batches:
+            return torch.zeros(len(TRAIN_SUMS), dtype=self.dtype, device=self.device)
         return torch.stack([sum(losses[1:], losses[0]), sum(hits[1:], hits[0])])
 
     @torch.no_grad()
-    def look(self, share: list[MicroBatch]) -> None:
-        """The same forward passes for nothing but the statistics of their norm groups."""
+    def forward_statistics(self, batches: list[MicroBatch]) -> None:
+        """Run the forward passes of training for nothing but the statistics of their norm groups."""
         if not self.module.training:
             self.module.train()
-        for number, batch in enumerate(share):
-            self.statistics.turn(number)
-            self.chances.draw(batch.first + self._places)
-            self._scores(self._mixed(batch)[0])
+        for index, batch in enumerate(batches):
+            self._class_scores(self._mixed(batch)[0], self._pass(index, batch))
 
-    def all_reduce(self, world: World, tally: Tensor) -> tuple[Tensor | None, Tensor]:
+    def all_reduce(self, world: World, tally: Tensor) -> tuple[Tensor, Tensor]:
         """Sum gradients, norm sums and the tally over the replicas."""
         sums = self.statistics.collect()
         if world.replicas == 1:
@@ -98,79 +93,83 @@ class Whole:
             if parameter.grad is None:  # no micro-batch in the last round: this replica adds zeros
                 parameter.grad = torch.zeros_like(parameter, dtype=self.dtype)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        tail = [tally] if sums is None else [sums, tally]
+        tail = [sums, tally]
         row = world.all_reduce(torch.cat([g.reshape(-1) for g in gradients] + tail))
         pieces = list(row.split([g.numel() for g in gradients] + [len(t) for t in tail]))
-        tally = pieces.pop()
-        sums = None if sums is None else pieces.pop()
+        tally, sums = pieces.pop(), pieces.pop()
         shaped = [piece.view(g.shape) for piece, g in zip(pieces, gradients, strict=True)]
         torch._foreach_copy_(gradients, shaped)
         return sums, tally
 
-    def fingerprint(self) -> Tensor:
-        """A whole number that another bit in any weight would most likely change."""
-        whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-        sums = [p.detach().view(whole[p.itemsize]).sum(dtype=torch.int64) for p in self.parameters]
+    def checksum(self) -> Tensor:
+        """A checksum of the bits of all weights that train."""
+        integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+        sums = [p.detach().view(integers[p.itemsize]).sum(dtype=torch.int64) for p in self.parameters]
         return torch.stack(sums).sum()
 
-    def bad(self, sums: Tensor | None) -> Tensor:
-        """1 where some gradient or statistic of the step is not a finite number, else 0, on the device.
+    def non_finite(self, sums: Tensor) -> Tensor:
+        """1 if a gradient or a norm statistic of the step is not finite, else 0, on the device.
 
-        Behind a variance that is infinite a norm's output is zero, and so every gradient finite.
+        Behind a variance that is infinite a norm's output is zero, and so every gradient is finite.
         """
-        found = torch.zeros((), device=self.device)
-        numbers = [p.grad for p in self.parameters if p.grad is not None] + ([] if sums is None else [sums])
+        flag = torch.zeros((), device=self.device)
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
         # The check that torch's own gradient scaler makes: one pass over all of them, and no wait.
-        torch._amp_foreach_non_finite_check_and_unscale_(numbers, found, self._one)
-        return found
+        torch._amp_foreach_non_finite_check_and_unscale_([*gradients, sums], flag, self._one)
+        return flag
 
     @torch.inference_mode()
-    def judge(self, batch: MicroBatch) -> Tensor:
-        """Loss, top-1 and top-5 hits and number of the real images of a batch, summed in float64 where there is one."""
+    def scores(self, images: Tensor) -> Tensor:
+        """Class scores of normalized images in evaluation; the mean over both mirror images if the recipe says so."""
         if self.module.training:
             self.module.eval()
-        images = self._pixels.plain(batch.images)
-        (scores,) = self._scores(images)
+        (scores,) = self._class_scores(images, None)
         if self.plan.recipe.evaluate.flip:
-            scores = (scores + self._scores(images.flip(3))[0]) / 2
+            scores = (scores + self._class_scores(images.flip(3), None)[0]) / 2
+        return scores
+
+    @torch.inference_mode()
+    def score(self, batch: MicroBatch) -> Tensor:
+        """EVAL_SUMS over the real images of a batch, in float64 where the device has it."""
+        scores = self.scores(self.augment.normalize(batch.images))
         real = torch.arange(len(scores), device=self.device) < batch.count
         losses = F.cross_entropy(scores, batch.labels, reduction="none")
         best = scores.topk(min(5, scores.shape[1]), dim=1).indices == batch.labels[:, None]
         rows = torch.stack(
             [losses.to(self.dtype), best[:, 0].to(self.dtype), best.any(1).to(self.dtype), real.to(self.dtype)]
         )
-        return torch.where(real, rows, 0).to(exact(self.device)).sum(1)
+        return torch.where(real, rows, 0).to(widest_float(self.device)).sum(1)
 
-    def _narrow(self) -> None:
+    def _halve_weights(self) -> None:
         """Hold the weights of convolutions and dense layers in 16 bits; their gradients still gather in 32."""
-        for part in self.module.modules():
-            if isinstance(part, nn.Conv2d | nn.Linear):
-                part.to(self.half)
-                for parameter in part.parameters():
+        for layer in self.module.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                layer.to(self.half)
+                for parameter in layer.parameters():
                     parameter.grad_dtype = self.dtype
 
     def _mixed(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Images as the recipe changes and mixes them, their labels, and the weights of the labels where there are
         several."""
-        images, recipe = self._pixels.changed(batch.images, batch.first), self.plan.recipe
-        if not recipe.mix.active:
-            return images, batch.labels, None
-        positions = np.arange(batch.first, batch.first + len(images), dtype=np.int64)
-        drawn = torch.from_numpy(draw(recipe, positions, images.shape[2]))
-        drawn = drawn.pin_memory() if self.device.type == "cuda" else drawn
-        return mix(images, batch.labels, drawn.to(self.device, self.dtype, non_blocking=True), recipe.mix.block)
+        assert batch.draws is not None
+        return self.augment(batch.images, batch.labels, batch.draws)
 
-    def _scores(self, images: Tensor) -> list[Tensor]:
-        """One row of class scores for each image, from the last head first."""
-        with self._arithmetic():
-            made = self._forward(images)
-        return [scores.to(self.dtype) for scores in ((made,) if isinstance(made, Tensor) else made)]
+    def _pass(self, index: int, batch: MicroBatch) -> Batch:
+        """What the layers know of the micro-batch of this pass."""
+        assert batch.positions is not None
+        return Batch(self.statistics.pass_rows(index), *self.masks(batch.positions))
 
-    def _arithmetic(self) -> AbstractContextManager[object]:
-        narrow = self.plan.placement.precision in ("bf16", "fp16")
-        return torch.autocast(self.device.type, self.half, enabled=narrow)
+    def _class_scores(self, images: Tensor, batch: Batch | None) -> list[Tensor]:
+        """One row of class scores for each image, those of the last head first."""
+        with self._autocast():
+            output = self._forward(images, batch=batch)
+        return [scores.to(self.dtype) for scores in ((output,) if isinstance(output, Tensor) else output)]
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        half = self.plan.placement.precision in ("bf16", "fp16")
+        return torch.autocast(self.device.type, self.half, enabled=half)
 
 
-def exact(device: torch.device) -> torch.dtype:
+def widest_float(device: torch.device) -> torch.dtype:
     """The widest float of a device, for sums over many images."""
     return torch.float32 if device.type == "mps" else torch.float64

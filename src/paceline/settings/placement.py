@@ -55,7 +55,7 @@ AutoSwitch = Annotated[
 ]
 
 
-LossScale = Annotated[
+LossScaleSetting = Annotated[
     float | dict[str, float] | Literal["auto", "dynamic"],
     PlainValidator(_loss_scale),
     WithJsonSchema({"anyOf": [{"enum": ["auto", "dynamic"]}, {"type": "number"}, {"type": "object"}]}),
@@ -104,7 +104,7 @@ class Placement(Settings):
     weights go with the same precision only."""
     stochastic_rounding: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = True
     """Round 16-bit weights up or down by chance, so that small steps are not lost; keyed, so the same everywhere."""
-    loss_scale: Annotated[LossScale, Field(json_schema_extra=ARITHMETIC)] = "auto"
+    loss_scale: Annotated[LossScaleSetting, Field(json_schema_extra=ARITHMETIC)] = "auto"
     """What the loss is multiplied by before the backward pass and gradients divided by after it: a power of two, or
     dynamic (halved by a bad step, doubled after 2,000 good ones), or steps such as {0 epochs: 64, 30 epochs: 512}; auto
     is dynamic with float16, else 1. A published scale S of a mean over a micro-batch m is S / m here."""
@@ -139,6 +139,12 @@ class Placement(Settings):
     """Keep the checkpoint with the best validation accuracy as well."""
     keep_every: Annotated[Interval | None, Field(json_schema_extra=KEEPING)] = None
     """Keep one checkpoint of each such stretch for good, such as 10 epochs."""
+    sinks: Annotated[tuple[Literal["console", "csv", "log"], ...], Field(json_schema_extra=KEEPING)] = (
+        "console",
+        "csv",
+        "log",
+    )
+    """Where the rows of the record also go while a run trains: the terminal, CSV tables, log.txt."""
 
 
 class ResolvedPlacement(Placement):

@@ -1,44 +1,25 @@
-"""Where a run's reports go while it trains: the terminal and CSV files."""
+"""Where a run's rows go while it trains. A sink is a function of a row plus one of progress; `on.sinks` names them."""
 
 from __future__ import annotations
 
-from paceline.record import Row
+from collections.abc import Callable
+
+from rich.console import Console
+
+from paceline.planning import Plan
+from paceline.record import Run, Sink
+from paceline.sink.console import ConsoleSink
+from paceline.sink.csv import CsvSink
+from paceline.sink.log import LogSink
+
+SINKS: dict[str, Callable[[Plan, Run, Console], Sink]] = {
+    "console": ConsoleSink,
+    "csv": CsvSink,
+    "log": LogSink,
+}
+"""Every sink by its name in `on.sinks`; each is made of the plan, the run and the terminal."""
 
 
-class Sink:
-    """Takes a run's rows as they come; this one lets them go."""
-
-    def step(self, step: int) -> None:
-        """A step was done (nothing about it is known on the host yet)."""
-
-    def judged(self, images: int) -> None:
-        """About so many validation images were judged, of a validation that goes on."""
-
-    def report(self, row: Row) -> None:
-        """Losses were read."""
-
-    def validation(self, row: Row) -> None:
-        """The validation images were judged."""
-
-
-class Several(Sink):
-    """Hands everything on to several sinks."""
-
-    def __init__(self, *sinks: Sink) -> None:
-        self._sinks = sinks
-
-    def step(self, step: int) -> None:
-        for sink in self._sinks:
-            sink.step(step)
-
-    def judged(self, images: int) -> None:
-        for sink in self._sinks:
-            sink.judged(images)
-
-    def report(self, row: Row) -> None:
-        for sink in self._sinks:
-            sink.report(row)
-
-    def validation(self, row: Row) -> None:
-        for sink in self._sinks:
-            sink.validation(row)
+def open_sinks(plan: Plan, run: Run, console: Console) -> list[Sink]:
+    """The sinks that the placement names, in that order."""
+    return [SINKS[name](plan, run, console) for name in plan.placement.sinks]

@@ -6,9 +6,11 @@ import csv
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from paceline.errors import Broken
-from paceline.record import Row, latest
-from paceline.sink import Sink
+from paceline.planning import Plan
+from paceline.record import Row, Run, latest
 
 TRAINING = {
     "step": "step",
@@ -23,7 +25,7 @@ TRAINING = {
     "img_per_sec": "images_per_second",
     "total_time": "total_seconds",
 }
-"""Column and the record's word for it; accuracies are in percent."""
+"""Each column and the field of a row that it shows; accuracies are in percent."""
 
 VALIDATION = {
     "name": "name",
@@ -35,32 +37,42 @@ VALIDATION = {
     "img_per_sec": "images_per_second",
     "latency": "latency",
 }
+TABLES = {"report": ("training", TRAINING), "validation": ("validation", VALIDATION)}
 _PERCENT = {"last_top1", "top1"}
 
 
-class Csv(Sink):
-    """Two tables beside the record, written anew from it at each start, so that a resumed run has each row once."""
+class CsvSink:
+    """Two tables beside the record. Each start writes them anew, so that a resumed run has every row once."""
 
-    def __init__(self, folder: Path, rows: list[Row], step: int) -> None:
-        self._folder = folder
-        for name, columns, kind in (("training", TRAINING, "report"), ("validation", VALIDATION, "validation")):
-            old = [row for row in latest(rows, kind) if row["step"] <= step]
-            self._write(name, "w", [list(columns), *(self._cells(columns, row) for row in old)])
+    def __init__(self, _plan: Plan, run: Run, _console: Console) -> None:
+        self._run, self._folder = run, run.folder
 
-    def report(self, row: Row) -> None:
-        self._write("training", "a", [self._cells(TRAINING, row)])
+    def row(self, row: Row) -> None:
+        if row["kind"] == "start":
+            write_tables(self._folder, [old for old in self._run.rows() if old.get("step", 0) <= row["step"]])
+        if row["kind"] in TABLES:
+            name, columns = TABLES[row["kind"]]
+            _write(self._folder / f"{name}.csv", "a", [_cells(self._folder, columns, row)])
 
-    def validation(self, row: Row) -> None:
-        self._write("validation", "a", [self._cells(VALIDATION, row)])
+    def progress(self, _what: str, _done: int, _total: int) -> None:
+        """The tables have rows only."""
 
-    def _cells(self, columns: dict[str, str], row: Row) -> list[Any]:
-        full = {"name": self._folder.name, "latency": -1, **row}
-        return [100 * full[word] if word in _PERCENT else full[word] for word in columns.values()]
 
-    def _write(self, name: str, mode: str, lines: list[list[Any]]) -> None:
-        path = self._folder / f"{name}.csv"
-        try:
-            with path.open(mode, newline="") as file:
-                csv.writer(file).writerows(lines)
-        except OSError as fault:
-            raise Broken(f"{path}: cannot be written: {fault.strerror}; what was saved is whole") from None
+def write_tables(folder: Path, rows: list[Row]) -> None:
+    """Both tables of a run, from the rows of its record."""
+    for kind, (name, columns) in TABLES.items():
+        cells = [_cells(folder, columns, row) for row in latest(rows, kind)]
+        _write(folder / f"{name}.csv", "w", [list(columns), *cells])
+
+
+def _cells(folder: Path, columns: dict[str, str], row: Row) -> list[Any]:
+    fields = {"name": folder.name, "latency": -1, **row}
+    return [100 * fields[key] if key in _PERCENT else fields[key] for key in columns.values()]
+
+
+def _write(path: Path, mode: str, lines: list[list[Any]]) -> None:
+    try:
+        with path.open(mode, newline="") as file:
+            csv.writer(file).writerows(lines)
+    except OSError as fault:
+        raise Broken(f"{path}: cannot be written: {fault.strerror}; all checkpoints so far are intact") from None

@@ -1,4 +1,4 @@
-"""Averages of saved checkpoints: made, judged, and put beside them as a network of its own."""
+"""Averages saved checkpoints, evaluates the result and stores it beside them."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from safetensors.torch import load as tensors_from
-from safetensors.torch import save as tensors_to
+from safetensors.torch import save as safetensors_bytes
 
 from paceline import checkpoint
-from paceline.data.load.batches import Loader
 from paceline.errors import RunError
-from paceline.model.whole import exact
+from paceline.job import Job
+from paceline.model.whole import widest_float
 from paceline.optim.averages import StateDict, average_networks
-from paceline.planning import Plan
-from paceline.record import Row, Run, json_text, latest
-from paceline.training.evaluate import evaluate
-from paceline.training.restore import Saved
-from paceline.training.state import State, set_network
-from paceline.world import World
+from paceline.record import Row, json_text, latest
+from paceline.training.evaluate import evaluate, evaluate_network
+from paceline.training.restore import copy_tensors, load_checkpoint
+from paceline.training.selection import steps_to_average
+from paceline.training.session import Session, open_session
 
-FOLDER, HOW = "averaged", "average.json"
+FOLDER, DESCRIPTION = "averaged", "average.json"
 
 
 @dataclass(frozen=True)
@@ -43,108 +43,137 @@ class Method:
 
 
 @dataclass
-class Blended:
-    """What the checkpoints of some steps have become; the first replica has it, the others know the steps alone."""
+class AveragedNetwork:
+    """The average of the checkpoints of some steps; the first replica has it, the others know only the steps."""
 
     steps: list[int] = field(default_factory=list)
-    network: StateDict = field(default_factory=dict)
-    last: Saved = field(default_factory=dict)
-    """The last checkpoint that is in it."""
+    tensors: StateDict = field(default_factory=dict)
+    last: checkpoint.Files = field(default_factory=dict)
+    """The files of the last checkpoint in it."""
     faults: list[RunError] = field(default_factory=list)
-    """What is wrong with those that are not in it."""
+    """What is wrong with the checkpoints that are not in it."""
 
 
-def conclude(plan: Plan, world: World, run: Run, state: State, loader: Loader) -> None:
-    """The end of a run: the mean of its last checkpoints, where the recipe asks for one."""
+def average_at_end(session: Session) -> None:
+    """At the end of a run, average its last checkpoints if the recipe asks for it."""
+    plan, world, run = session.plan, session.world, session.run
     if not plan.averaged_steps:
         return
-    made = read_and_blend(run, plan.averaged_steps, Method()) if world.first else Blended()
-    for fault in made.faults:  # a run does not fail at its end for a checkpoint that is damaged
-        run.log(f"left out of the average: {fault}")
-    made.steps = world.broadcast_object(made.steps)
-    if not made.steps:
-        run.log("none of the checkpoints that the recipe averages is whole")
+    average = read_and_average(run.checkpoints, plan.averaged_steps, Method()) if world.first else AveragedNetwork()
+    for fault in average.faults:  # a damaged checkpoint does not fail a run at its end
+        run.note(f"left out of the average: {fault}", warning=True)
+    average.steps = world.broadcast_object(average.steps)
+    if not average.steps:
+        run.note("none of the checkpoints that the recipe averages is intact", warning=True)
         return
-    judged = [row["top1"] for row in latest(run.rows(), "validation") if row["step"] == plan.steps]
-    average(plan, world, run, state, loader, made, Method(), judged[-1] if judged else None)
+    last = [row["top1"] for row in latest(run.rows(), "validation") if row["step"] == plan.steps]
+    evaluate_average(session, average, Method(), last[-1] if last else None)
 
 
-def read_and_blend(run: Run, steps: list[int], method: Method) -> Blended:
-    """One network of the checkpoints of these steps, passing over what cannot be read; each is read once."""
-    made = Blended()
+def average_run(job: Job, folder: Path, last: int | None, method: Method) -> tuple[list[Row], list[str]]:
+    """Evaluate the last checkpoint, then the average of all; gives both rows, and notes for people."""
+    with open_session(job.plan, folder, "append", data_folder=job.data_folder, launch=job.launch) as session:
+        average = _average_checkpoints(folder, last, method) if session.world.first else AveragedNetwork()
+        average.steps = session.world.broadcast_object(average.steps)
+        load_checkpoint(session, average.steps[-1], average.last if session.world.first else None)
+        result = evaluate(session)
+        row = evaluate_average(session, average, method, result["top1"])
+    name = "last, EMA" if result.get("averaged") else "last checkpoint"
+    return [{"method": name, "steps": average.steps[-1:], **result}, row], [f"passed over: {f}" for f in average.faults]
+
+
+def _average_checkpoints(folder: Path, last: int | None, method: Method) -> AveragedNetwork:
+    """Average the checkpoints; if a run that trains removes one of them meanwhile, they are chosen anew."""
+    average = AveragedNetwork()
+    for _ in range(checkpoint.ATTEMPTS):
+        steps = steps_to_average(folder, last)
+        average = read_and_average(folder / "checkpoints", steps, method)
+        missing = [step for step in steps if step not in average.steps]
+        if all((folder / "checkpoints" / checkpoint.name_of(step)).is_dir() for step in missing):
+            break
+    if not average.steps:
+        raise RunError(f"{folder}: no checkpoint of a trained step is intact; continue with: paceline resume {folder}")
+    return average
+
+
+def read_and_average(folder: Path, steps: list[int], method: Method) -> AveragedNetwork:
+    """Average the checkpoints of these steps, passing over those that cannot be read; each is read once."""
+    average = AveragedNetwork()
 
     def networks() -> Iterator[StateDict]:
         for step in steps:
             try:
-                made.last = checkpoint.read(run.checkpoints / checkpoint.name_of(step))
+                average.last = checkpoint.read(folder / checkpoint.name_of(step))
             except RunError as fault:
-                made.faults.append(fault)
+                average.faults.append(fault)
             else:
-                made.steps.append(step)
-                yield tensors_from(made.last[checkpoint.NETWORK])
+                average.steps.append(step)
+                yield tensors_from(average.last[checkpoint.NETWORK])
 
-    made.network = average_networks(networks(), method.decay)
-    return made
+    average.tensors = average_networks(networks(), method.decay)
+    return average
 
 
-def average(
-    plan: Plan, world: World, run: Run, state: State, loader: Loader, made: Blended, method: Method,
-    last_top1: float | None,
-) -> Row:  # fmt: skip
-    """Judge an average of checkpoints, and write it and a row of the record.
+def evaluate_average(session: Session, average: AveragedNetwork, method: Method, last_top1: float | None) -> Row:
+    """Evaluate an average of checkpoints, and write it and a row of the record.
 
-    The network of `state` becomes the averaged one. The first replica has it and gives it to all.
+    The network of the session becomes the averaged one. The first replica has it and gives it to all.
     """
+    plan, world, run, network = session.plan, session.world, session.run, session.state.network
     if world.first:
-        set_network(state, made.network, f"the {method.name} of checkpoints")
-    world.broadcast(list(state.network.module.state_dict().values()))
-    steps = made.steps
-    seen = recalibrate(plan, world, state, loader, method.recalibrate, steps[-1]) if method.recalibrate else None
+        copy_tensors(average.tensors, network.module.state_dict(), f"the {method.name} of checkpoints")
+    world.broadcast(list(network.module.state_dict().values()))
+    step = average.steps[-1]
+    images = recalibrate(session, method.recalibrate, step) if method.recalibrate else None
     start = time.perf_counter()
-    found = evaluate(plan, world, state.network, loader)
+    result = evaluate_network(session)
     row = {
-        "step": steps[-1],
-        "epoch": plan.epoch(steps[-1]),
-        "steps": steps,
+        "step": step,
+        "epoch": plan.epoch(step),
+        "steps": average.steps,
         "method": method.name,
         "decay": method.decay,
-        "recalibrated_images": seen,
-        **found,
+        "recalibrated_images": images,
+        **result,
         "last_top1": last_top1,
         "seconds": time.perf_counter() - start,
         "device": plan.placement.device,
         "precision": plan.placement.precision,
     }
-    if run.writer:
-        if seen:
-            made.network |= _statistics(state, made.network)
-        files = {checkpoint.NETWORK: tensors_to(made.network), HOW: json_text(row, indent=1).encode()}
-        checkpoint.write_at(run.folder / FOLDER, steps[-1], files)
-    return run.write("average", **row)
+    if run.writes:
+        if images:
+            average.tensors |= _running_statistics(session, average.tensors)
+        description = json_text(row, indent=1).encode()
+        files = {checkpoint.NETWORK: safetensors_bytes(average.tensors), DESCRIPTION: description}
+        checkpoint.write_to(run.folder / FOLDER, step, files)
+    run.write("average", **row)
+    return row
 
 
 @torch.no_grad()
-def recalibrate(plan: Plan, world: World, state: State, loader: Loader, images: int, start: int) -> int:
-    """Running statistics anew: the mean over the norm groups of `images` of the endless list, from where step `start`
-    begins, rounded up to whole steps; gives how many that are.
+def recalibrate(session: Session, images: int, start: int) -> int:
+    """Measure running statistics anew: the mean over the norm groups of `images` images of the endless list, from
+    where step `start` begins, rounded up to whole steps; gives how many images that are.
 
-    Behind the checkpoints and not at the beginning, where image sides may have been others than the weights know.
+    Behind the checkpoints and not at the beginning, where images may have had another side than the weights know.
     """
-    network, steps = state.network, math.ceil(images / plan.global_batch)
+    plan, world, network = session.plan, session.world, session.state.network
+    steps = math.ceil(images / plan.global_batch)
     if not network.statistics.norms:
         raise RunError("this network has no running statistics that train; leave --recalibrate out")
-    total = torch.zeros(network.statistics.width, dtype=exact(world.device), device=world.device)
-    with closing(loader.training(start)) as shares:
+    total = torch.zeros(network.statistics.width, dtype=widest_float(world.device), device=world.device)
+    with closing(session.loader.training(start)) as batches:
         for _ in range(steps):
-            network.look(next(shares))
-            total += network.statistics.take_away()
-    network.statistics.put(world.all_reduce(total) / (steps * plan.norm_total))
+            network.forward_statistics([network.prepare(batch) for batch in next(batches)])
+            total += network.statistics.pop()
+    network.statistics.load(world.all_reduce(total) / (steps * plan.norm_total))
     return steps * plan.global_batch
 
 
-def _statistics(state: State, made: StateDict) -> StateDict:
+def _running_statistics(session: Session, tensors: StateDict) -> StateDict:
     """The running statistics that are new, in the types they are stored in."""
-    norms = [name for name, part in state.network.module.named_modules() if part in state.network.statistics.norms]
+    network = session.state.network
+    norms = [name for name, module in network.module.named_modules() if module in network.statistics.norms]
     names = [f"{norm}.{which}" for norm in norms for which in ("running_mean", "running_var")]
-    new = state.network.module.state_dict()
-    return {name: new[name].to("cpu", made[name].dtype, copy=True) for name in names}
+    new = network.module.state_dict()
+    return {name: new[name].to("cpu", tensors[name].dtype, copy=True) for name in names}

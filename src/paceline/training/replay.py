@@ -1,8 +1,9 @@
-"""A step of a run again, watched layer by layer, to see where it stopped being finite."""
+"""Takes a step of a run again and watches every layer, to see where it stopped being finite."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +13,15 @@ from torch import Tensor, nn
 
 from paceline import checkpoint
 from paceline.data.index.scan import open_index
-from paceline.data.load.loader import open_loader
-from paceline.data.load.order import share, training_order
+from paceline.data.load.order import micro_batch_positions, training_order
 from paceline.errors import RunError, UserError
-from paceline.model.norm import BatchNormAct
+from paceline.model.norm import Statistics
 from paceline.planning import Plan
-from paceline.record import Run
 from paceline.settings.data import Files
-from paceline.training.loop import update
-from paceline.training.restore import Tell
-from paceline.training.state import State, begin, fresh, restore
-from paceline.world import World
+from paceline.training.restore import load_files
+from paceline.training.session import Session
+from paceline.training.state import initialize_state
+from paceline.training.step import take_step
 
 
 @dataclass(frozen=True)
@@ -45,61 +44,58 @@ class Finding:
     for data in files their names, as they stand in quarantine.jsonl."""
 
 
-def repeat(plan: Plan, world: World, run: Run, data: Path | None, step: int, tell: Tell) -> Finding:
-    """Go from the newest whole checkpoint before a step to that step again, and watch every layer in it."""
-    assert world.replicas == plan.replicas == 1, "one process sees all images of the step"
-    state = fresh(plan, world)
-    from_checkpoint = _take_up_before(plan, run, state, step, tell)
-    start, scale = state.step, state.scale
-    with closing(open_loader(plan, data, world.replica, world.device).training(start)) as shares:
+def replay(session: Session, step: int, notify: Callable[[str], None]) -> Finding:
+    """Go from the newest intact checkpoint before a step to that step again, and watch every layer in it."""
+    plan, state = session.plan, session.state
+    assert session.world.replicas == plan.replicas == 1, "one process sees all images of the step"
+    from_checkpoint = _restore_before(session, step, notify)
+    start = state.step
+    with closing(session.loader.training(start)) as steps:
         while state.step < step - 1:
-            update(plan, world, state, next(shares))
+            take_step(session, next(steps))
         watch = Watch(state.network.module)
-        batches = next(shares)
-        numbers = [training_order(plan).images(part).tolist() for part in share(plan, step - 1, world.replica)]
+        batches = next(steps)
+        positions = micro_batch_positions(plan, step - 1, replica=0)
+        images = [training_order(plan).images(each).tolist() for each in positions]
         loss, statistics = 0.0, None
-        for number, batch in enumerate(batches):
-            watch.micro_batch = number
-            loss += float(state.network.learn([batch], scale.now(step - 1))[0])
-            statistics = statistics or _first_overflow(state.network.module)
+        for index, batch in enumerate(batches):
+            watch.micro_batch = index
+            scale = state.loss_scale.now(step - 1)
+            loss += float(state.network.forward_backward([state.network.prepare(batch)], scale)[0])
+            statistics = statistics or _first_not_finite(state.network.module, state.network.statistics)
         watch.close()
     gradients = [
         name
-        for name, p in state.network.module.named_parameters()
-        if p.grad is not None and not bool(p.grad.isfinite().all())
+        for name, parameter in state.network.module.named_parameters()
+        if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
     ]
-    layer, places = watch.first()
-    images = [number for part in numbers for number in part] if gradients or statistics else []
+    layer, where = watch.first()
+    concerned = [image for each in images for image in each] if gradients or statistics else []
     if layer:
-        images = [numbers[batch][place] for batch, place in places]
+        concerned = [images[batch][index] for batch, index in where]
     return Finding(
         step, start, from_checkpoint, loss / plan.global_batch, layer, statistics, gradients[-1] if gradients else None,
-        _named(plan, data, images),
+        _named(plan, session.data_folder, concerned),
     )  # fmt: skip
 
 
-def _take_up_before(plan: Plan, run: Run, state: State, step: int, tell: Tell) -> bool:
-    """Let the state be that of the newest whole checkpoint before a step, or the initial one; whether it is the
-    former."""
-    saved = [number for number in checkpoint.saved_steps(run.checkpoints) if number < step]
-    for number in reversed(saved):
-        try:
-            files = checkpoint.read(run.checkpoints / checkpoint.name_of(number))
-        except RunError as fault:
-            tell(f"passed over: {fault}")
-        else:
-            restore(state, files, checkpoint.name_of(number))
-            return True
+def _restore_before(session: Session, step: int, notify: Callable[[str], None]) -> bool:
+    """Restore the newest intact checkpoint before a step, or the initial weights; whether it was the former."""
+    run, state = session.run, session.state
+    newest = checkpoint.newest_intact(run.checkpoints, lambda fault: notify(f"passed over: {fault}"), before=step)
+    if newest is not None:
+        load_files(state, newest[1], checkpoint.name_of(newest[0]))
+        return True
     try:
-        adopted = begin(state, plan)
+        adoption = initialize_state(state, session.plan)
     except UserError as fault:
         raise RunError(
-            f"{run.folder}: there is no whole checkpoint from before step {step}, and the weights that the run began "
+            f"{run.folder}: there is no intact checkpoint from before step {step}, and the weights that the run began "
             f"with cannot be had again: {fault}"
         ) from None
-    tell(f"there is no whole checkpoint from before step {step}: going from the initial weights, from step 1 on")
-    if adopted:
-        tell(f"{adopted}, as it is now")
+    notify(f"there is no intact checkpoint from before step {step}: starting from the initial weights, at step 1")
+    if adoption:
+        notify(f"{adoption}, as it is now")
     return False
 
 
@@ -117,10 +113,11 @@ def _named(plan: Plan, folder: Path | None, images: list[int]) -> list[dict[str,
     return found
 
 
-def _first_overflow(module: nn.Module) -> str | None:
-    """The first batch norm whose statistics of the last forward pass are not finite."""
-    norms = [(name, part) for name, part in module.named_modules() if isinstance(part, BatchNormAct)]
-    return next((name for name, norm in norms if not all(bool(t.isfinite().all()) for t in norm.places)), None)
+def _first_not_finite(module: nn.Module, statistics: Statistics) -> str | None:
+    """The first batch norm whose statistics of the first forward pass are not finite."""
+    names, rows = {norm: name for name, norm in module.named_modules()}, statistics.pass_rows(0)
+    bad = (norm for norm in statistics.norms if not all(bool(t.isfinite().all()) for t in norm.columns(rows)))
+    return next((names[norm] for norm in bad), None)
 
 
 class Watch:

@@ -16,7 +16,7 @@ from paceline.record import Row, latest
 from paceline.training.state import State
 
 
-def longest_row(steps: list[int], after: int) -> list[int]:
+def longest_streak(steps: list[int], after: int) -> list[int]:
     """The most of these steps that follow each other, of the rows that reach beyond `after`."""
     rows = ([step for _, step in row] for _, row in groupby(enumerate(steps), lambda pair: pair[1] - pair[0]))
     return max((row for row in rows if row[-1] > after), key=len, default=[])
@@ -53,7 +53,7 @@ class Clock:
     def report(self, state: State) -> dict[str, Any]:
         """The row of a report, and the sums start anew. The one place where the host waits for the device."""
         plan = self._plan
-        sums = torch.cat([state.tally, state.last]).tolist()
+        sums = torch.cat([state.sums, state.last_sums]).tolist()
         bad = state.bad_steps()
         now = time.perf_counter()
         seconds = max(now - self._mark - self._paused, 1e-9)
@@ -69,7 +69,7 @@ class Clock:
             "last_loss": sums[2] / plan.global_batch,
             "last_top1": sums[3] / plan.global_batch,
             "bad_steps": len(bad),
-            "bad_steps_in_a_row": len(longest_row(bad, state.reported)),
+            "bad_steps_in_a_row": len(longest_streak(bad, state.reported)),
             "first_bad_step": next((step for step in bad if step > state.reported), 0),
             "images": images,
             "step_seconds": seconds / max(1, state.step - self._step),
@@ -77,7 +77,7 @@ class Clock:
             "waiting": self._waited / seconds,
             "total_seconds": self._total,
         }
-        state.tally.zero_()
+        state.sums.zero_()
         state.reported = self._step = state.step
         self._mark, self._waited, self._paused = now, 0.0, 0.0
         return row

@@ -1,58 +1,73 @@
-"""Checkpoints of a run that may still be training: chosen late, read by the first replica, and given to all."""
+"""Restoring: the first replica reads a checkpoint, checks that it fits, and gives it to all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+import json
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_from
+from torch import Tensor
 
 from paceline import checkpoint
 from paceline.errors import RunError
-from paceline.training.state import State, restore
-from paceline.world import World
-
-Saved = dict[str, bytes]
-"""The files of a checkpoint."""
-Tell = Callable[[str], None]
-
-AGAIN = 20
-"""How often checkpoints are chosen anew because a run that trains has removed one in the meantime."""
+from paceline.training.session import Session
+from paceline.training.state import State, broadcast_state, initialize_state
 
 
-def removed(folder: Path, steps: list[int]) -> bool:
-    """Whether a checkpoint that was there when it was chosen is gone."""
-    return not all((folder / checkpoint.name_of(step)).is_dir() for step in steps)
+def restore_newest(session: Session) -> None:
+    """Let the state be that of the newest intact checkpoint, or the initial one."""
+    run, state = session.run, session.state
+    if session.world.first:
+        checkpoint.clear_leftovers(run.checkpoints)
+        newest = checkpoint.newest_intact(
+            run.checkpoints, lambda fault: run.note(f"damaged, taking the one before it: {fault}", warning=True)
+        )
+        if newest is not None:
+            load_files(state, newest[1], checkpoint.name_of(newest[0]))
+        elif adoption := initialize_state(state, session.plan):
+            run.note(str(adoption))
+    broadcast_state(session.world, state)
 
 
-def first_whole(folder: Path, choose: Callable[[], list[int]], tell: Tell) -> tuple[int, Saved]:
-    """The first undamaged checkpoint of those chosen; once one of them is gone, they are chosen anew."""
-    tried: dict[int, RunError] = {}
-    for _ in range(AGAIN):
-        tried = {}
-        for step in choose():
-            try:
-                files = checkpoint.read(folder / checkpoint.name_of(step))
-            except RunError as fault:
-                if removed(folder, [step]):
-                    break
-                tried[step] = fault
-            else:
-                for passed_over in tried.values():
-                    tell(f"passed over: {passed_over}")
-                return step, files
-        else:
-            break
-    if not tried:
-        raise RunError(f"{folder}: checkpoints are removed before they can be read; train with a larger on.keep_last")
-    others = [str(step) for step in checkpoint.saved_steps(folder) if step not in tried]
-    advice = f"choose another with --checkpoint: {', '.join(others)}" if others else "no other one is whole"
-    raise RunError(f"{next(iter(tried.values()))}; {advice}")
-
-
-def give(world: World, state: State, step: int, files: Saved | None) -> int:
-    """Let every replica's network, and its moving average, be those of the checkpoint that the first has read."""
+def load_checkpoint(session: Session, step: int, files: checkpoint.Files | None) -> None:
+    """Let every replica's state be that of the checkpoint whose files the first one has read."""
     if files is not None:
-        restore(state, files, checkpoint.name_of(step))
-    world.broadcast([*state.network.module.state_dict().values()])
-    world.broadcast([*state.average.tensors().values()] if state.average else [])
-    state.step = world.broadcast_object(step)
-    return state.step
+        load_files(session.state, files, checkpoint.name_of(step))
+    broadcast_state(session.world, session.state)
+
+
+def load_files(state: State, files: checkpoint.Files, where: str) -> State:
+    """Load a checkpoint's content; names and shapes must be those of this network."""
+    try:
+        numbers = json.loads(files["state.json"])
+        groups = {
+            name.removesuffix(".safetensors"): tensors_from(content)
+            for name, content in files.items()
+            if name.endswith(".safetensors")
+        }
+        state.load_numbers(numbers)
+    except (KeyError, ValueError, TypeError, IndexError, SafetensorError) as fault:
+        raise RunError(f"{where}: not a checkpoint that this version reads: {fault}") from None
+    for group, tensors in state.tensors().items():
+        if group not in groups:
+            recipe = ", and the recipe has an EMA (ema.decay)" if group == "ema" else ""
+            raise RunError(
+                f"{where}: '{group}.safetensors' is missing{recipe}: this checkpoint is of another recipe; to start "
+                "from its weights, train a new run with init.from"
+            )
+        copy_tensors(groups[group], tensors, where)
+    return state
+
+
+@torch.no_grad()
+def copy_tensors(source: dict[str, Tensor], target: dict[str, Tensor], where: str) -> None:
+    """Copy tensors by name; names and shapes must be the same."""
+    if source.keys() != target.keys():
+        odd = min(source.keys() ^ target.keys())
+        raise RunError(f"{where}: does not fit this network; '{odd}' is in only one of the two")
+    for name, tensor in target.items():
+        if source[name].shape != tensor.shape:
+            shapes = f"{tuple(source[name].shape)} instead of {tuple(tensor.shape)}"
+            raise RunError(f"{where}: does not fit this network; '{name}' has the shape {shapes}")
+        tensor.copy_(source[name])

@@ -1,34 +1,53 @@
-"""Which checkpoints stay on disk, and when a run of bad steps is ended."""
+"""Saving: what a checkpoint holds, which ones stay on disk, and how an aborted step still ends saved."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from safetensors.torch import save as safetensors_bytes
+from torch import Tensor
 
 from paceline import checkpoint
 from paceline.errors import Broken, DataError, ReadFailed
 from paceline.planning import Plan
-from paceline.record import Row, Run, best_step
-from paceline.training.reports import longest_row
+from paceline.record import Row, best_step, json_text
+from paceline.sink.console import NOT_FINITE
+from paceline.training.reports import longest_streak
 from paceline.training.requests import Stopped
-from paceline.training.state import State, to_files
-
-NOT_FINITE = "a gradient or a statistic of a norm was not finite"
-"""What makes a step bad."""
+from paceline.training.session import Session
+from paceline.training.state import State
 
 
-def save(plan: Plan, run: Run, state: State) -> None:
+def save(session: Session) -> None:
     """Write a checkpoint of this step, then remove those that need not stay."""
-    if not run.writer:
+    run, state, plan = session.run, session.state, session.plan
+    if not run.writes:
         return
-    checkpoint.write(run.checkpoints, state.step, to_files(state))
-    # Later steps than this one are damaged, or this run would have gone on from them.
+    start = time.perf_counter()
+    files = to_files(state)
+    checkpoint.write(run.checkpoints, state.step, files)
+    # Later steps than this one are damaged, or this run would have continued from them.
     saved = [step for step in checkpoint.saved_steps(run.checkpoints) if step <= state.step]
     checkpoint.prune(run.checkpoints, to_keep(plan, saved, run.rows()))
+    run.write(
+        "checkpoint",
+        step=state.step,
+        epoch=plan.epoch(state.step),
+        bytes=sum(map(len, files.values())),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def to_files(state: State) -> checkpoint.Files:
+    """The content of a checkpoint: each group of tensors as safetensors, everything else as JSON."""
+    files = {f"{group}.safetensors": safetensors_bytes(_on_host(t)) for group, t in state.tensors().items()}
+    return files | {"state.json": json_text(state.numbers()).encode()}
 
 
 def to_keep(plan: Plan, saved: list[int], rows: list[Row]) -> set[int]:
-    """The newest few, those the end averages, the best judged one, and one of each stretch that `keep_every` names."""
+    """The newest few, those that the end averages, the best one, and the first of each stretch of `keep_every`."""
     placement = plan.placement
     keep = set(saved[-placement.keep_last :]) | (set(plan.averaged_steps) & set(saved))
     best = best_step(rows, saved)
@@ -44,34 +63,38 @@ def to_keep(plan: Plan, saved: list[int], rows: list[Row]) -> set[int]:
 
 
 @contextmanager
-def saved_if_cut_off(plan: Plan, run: Run, state: State) -> Iterator[None]:
-    """End saved, as it was before the step or validation whose images cannot be read, of which too many are damaged, in
-    which a signal came, or where another replica left.
+def saved_if_aborted(session: Session) -> Iterator[None]:
+    """If a step or validation is aborted, save the state from before it and raise the fault again.
 
-    On the CPU, what replicas exchange comes before anything of the state changes, so that a step is done whole or not
-    at all. An accelerator may have gone on with what it did not get: replicas there go back to the last checkpoint.
+    On the CPU, replicas exchange everything before the state changes, so a step is done whole or not at all. An
+    accelerator may have gone on with what it did not get: replicas there return to the last checkpoint.
     """
     try:
         yield
     except (ReadFailed, DataError, Stopped):
-        save(plan, run, state)
+        save(session)
         raise
     except Broken:
-        if plan.replicas == 1 or plan.placement.device == "cpu":
-            save(plan, run, state)
+        if session.plan.replicas == 1 or session.plan.placement.device == "cpu":
+            save(session)
         raise
 
 
-def heed_bad_steps(plan: Plan, run: Run, state: State, row: Row) -> None:
-    """End a run, saved, whose recipe does not want bad steps, or which has nothing but bad ones any more."""
-    recipe, found = plan.recipe, row["bad_steps_in_a_row"]
-    if recipe.on_bad_step == "stop" and found:
-        first = row["first_bad_step"]
+def stop_on_bad_steps(session: Session, report: Row) -> None:
+    """End a run, saved, if its recipe does not allow bad steps, or if it has nothing but bad ones any more."""
+    recipe, streak = session.plan.recipe, report["bad_steps_in_a_row"]
+    if recipe.on_bad_step == "stop" and streak:
+        first = report["first_bad_step"]
         what = f"step {first} was bad ({NOT_FINITE}), and on_bad_step is stop"
-    elif found >= recipe.bad_steps_in_a_row:
-        first = longest_row(state.bad_steps(), 0)[0]
-        what = f"{found} steps in a row were bad ({NOT_FINITE})"
+    elif streak >= recipe.bad_steps_in_a_row:
+        first = longest_streak(session.state.bad_steps(), 0)[0]
+        what = f"{streak} steps in a row were bad ({NOT_FINITE})"
     else:
         return
-    save(plan, run, state)
-    raise Broken(f"{what}; look into it with: paceline repeat {run.folder} --step {first}")
+    save(session)
+    raise Broken(f"{what}; find the layer with: paceline replay {session.run.folder} --step {first}")
+
+
+def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in plain memory order, which is what safetensors stores."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}

@@ -1,145 +1,118 @@
-"""One start of a run, from joining the other replicas to the last row of its record."""
+"""A session is a run that is open: torch's settings, the other replicas, the data, the state and the record."""
 
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.markup import escape
 
-from paceline import checkpoint
-from paceline.data.inspect.check import Watch
-from paceline.data.load.loader import open_loader
-from paceline.errors import INTERRUPTED, Broken, RunError, UserError
-from paceline.launch import OURS, Launch
-from paceline.machine import Machine
+from paceline.data.load.loader import Loader, open_loader
+from paceline.launch import Launch
+from paceline.model.whole import widest_float
 from paceline.planning import Plan
-from paceline.record import Run, start_row
-from paceline.sink import Several, Sink
-from paceline.sink.console import Terminal
-from paceline.sink.csv import Csv
-from paceline.training.advice import Advice
-from paceline.training.averaging import conclude
-from paceline.training.loop import train
-from paceline.training.messages import say_goodbye, say_hello, too_large
-from paceline.training.requests import Requests, Signals, Stopped
-from paceline.training.state import State, begin, fresh, restore
+from paceline.record import Mode, Run
+from paceline.settings.placement import Placement
+from paceline.training.requests import Requests, Signals
+from paceline.training.state import State, build_state
 from paceline.world import World, init_world
 
 
-def work(plan: Plan, launch: Launch | None, machine: Machine, folder: Path, data: Path | None, console: Console) -> int:
-    """Train or go on training in a run folder; gives the exit status."""
-    settle_torch(plan)
-    world = init_world(plan, launch)
-    run = Run(folder, writer=world.first)
-    with Signals() as signals:
-        try:
-            status = _train(plan, world, run, machine, data, console, signals)
-        except (UserError, torch.OutOfMemoryError) as fault:
-            told = fault if isinstance(fault, UserError) else Broken(too_large(plan))
-            _note_failure(run, told)
-            raise told from None
-        finally:
-            run.close()
+class StepInputs:
+    """The numbers that the host sets for each step, as tensors on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.lr = torch.zeros((), dtype=widest_float(device), device=device)
+        self.index = torch.zeros((), dtype=torch.int64, device=device)
+
+    def set(self, lr: float, index: int) -> None:
+        """Set the learning rate and the number of the step, counted from 0, without waiting for the device."""
+        self.lr.fill_(lr)
+        self.index.fill_(index)
+
+
+@dataclass
+class Session:
+    """What train, validate, average, replay, verify and bench are functions of."""
+
+    plan: Plan
+    world: World
+    run: Run
+    requests: Requests
+    data_folder: Path | None = None
+    quarantine: Path | None = None
+    """The folder that lists images which cannot be decoded; None lists them nowhere."""
+
+    @cached_property
+    def state(self) -> State:
+        """The state of the run, its weights not yet set."""
+        return build_state(self.plan, self.world)
+
+    @cached_property
+    def inputs(self) -> StepInputs:
+        """What the host sets for each step."""
+        return StepInputs(self.world.device)
+
+    @cached_property
+    def loader(self) -> Loader:
+        """Where this replica gets its images."""
+        return open_loader(self.plan, self.data_folder, self.world.replica, self.world.device, self.quarantine)
+
+
+@contextmanager
+def open_session(
+    plan: Plan,
+    folder: Path,
+    mode: Mode = "own",
+    *,
+    data_folder: Path | None = None,
+    launch: Launch | None = None,
+    quarantine: Path | None = None,
+    signals: bool = False,
+) -> Iterator[Session]:
+    """Open a run folder on this process's place in the world; leaving restores the process as it was.
+
+    With `signals`, SIGTERM and SIGINT become requests to stop after a step.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(torch_settings(plan.placement))
+        world = init_world(plan, launch)
+        run = stack.enter_context(Run(folder, mode if world.first else "read"))
+        heard = Signals()
+        if signals:
+            stack.enter_context(heard)
+        save = plan.placement.save
+        requests = Requests(world, heard, float(save.amount) if save.unit == "seconds" else None)
+        yield Session(plan, world, run, requests, data_folder, quarantine)
+        requests.drain()
+        # Only after a good end: when one replica fails, the others may never come to a barrier.
         world.barrier()  # a launcher may stop the others once one has left, and the first may still be writing
         world.close()
-    return status
 
 
-def settle_torch(plan: Plan) -> None:
-    """Threads, exactness and determinism of this process, as the placement says."""
-    placement = plan.placement
+@contextmanager
+def torch_settings(placement: Placement) -> Iterator[None]:
+    """Threads, TF32 and determinism of this process, as the placement says; restored on leaving."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = torch.get_num_threads(), matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    was_deterministic, workspace = torch.are_deterministic_algorithms_enabled(), "CUBLAS_WORKSPACE_CONFIG"
+    had_workspace = workspace in os.environ
     assert isinstance(placement.cpu_threads, int)
     torch.set_num_threads(placement.cpu_threads)
-    torch.backends.cuda.matmul.allow_tf32 = placement.precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = placement.precision == "tf32"
-    torch.backends.cudnn.benchmark = not placement.deterministic
+    matmul.allow_tf32 = cudnn.allow_tf32 = placement.precision == "tf32"
+    cudnn.benchmark = not placement.deterministic
     if placement.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault(workspace, ":4096:8")
         torch.use_deterministic_algorithms(True)
-
-
-def _train(
-    plan: Plan, world: World, run: Run, machine: Machine, data: Path | None, console: Console, signals: Signals
-) -> int:
-    before = run.rows()
-    state = take_up(plan, world, run, console)
-    ended = not before or any(row["kind"] == "end" for row in before)
-    if state.step >= plan.steps and world.broadcast_object(ended):
-        if world.first:
-            console.print(
-                f"This run is complete: {plan.steps} steps are trained. {run.folder}", markup=False, soft_wrap=True
-            )
-        return 0
-    loader = open_loader(plan, data, world.replica, world.device, run.folder)
-    seconds = plan.placement.save
-    requests = Requests(world, signals, float(seconds.amount) if seconds.unit == "seconds" else None)
-    if run.writer:
-        say_hello(plan, run, state, console)
-        start = run.write("start", **start_row(plan, machine, state.step, before))
-        for key, (old, new) in start["arithmetic_changed"].items():
-            console.print(f"on.{key} was {old} and is {new}: rounding changes from here on", soft_wrap=True)
-    run.log(f"start at step {state.step} of {plan.steps}")
-    with ExitStack() as stack:
-        sink = Sink()
-        if world.first:
-            terminal = stack.enter_context(Terminal(plan, state.step, console))
-            advice = Advice(Watch(plan, data, machine.cores), run, console)
-            sink = Several(terminal, Csv(run.folder, before, state.step), advice)
-        done = False
-        with suppress(Stopped):
-            done = train(plan, world, run, state, loader, sink, requests)
-        requests.drain()
-    if done:
-        conclude(plan, world, run, state, loader)
-    run.write("end" if done else "interrupted", step=state.step)
-    run.log(f"{'end' if done else 'interrupted'} at step {state.step}")
-    if world.first:
-        say_goodbye(plan, run, state.step, done, console)
-    if not done and OURS in os.environ:
-        if world.first:
-            Path(os.environ[OURS], "interrupted").touch()
-        return 0
-    return 0 if done else INTERRUPTED
-
-
-def take_up(plan: Plan, world: World, run: Run, console: Console | None = None) -> State:
-    """The newest whole checkpoint, or initial weights; the first replica reads and gives it to all."""
-    state = fresh(plan, world)
-    if world.first:
-        checkpoint.clear_leftovers(run.checkpoints)
-        for step, found in checkpoint.newest(run.checkpoints):
-            if isinstance(found, RunError):
-                if console:
-                    console.print(
-                        f"[yellow]damaged, taking the one before it:[/yellow] {escape(str(found))}", soft_wrap=True
-                    )
-                run.log(f"damaged checkpoint: {found}")
-            else:
-                restore(state, found, checkpoint.name_of(step))
-                break
-        else:
-            adopted = begin(state, plan)
-            if adopted:
-                run.log(str(adopted))
-                if console:
-                    console.print(str(adopted), soft_wrap=True, markup=False)
-    counters = torch.tensor([state.step, state.reported], device=world.device)
-    world.broadcast([*state.network.module.state_dict().values(), *state.optimizer.tensors().values()])
-    world.broadcast([*state.average.tensors().values()] if state.average else [])
-    world.broadcast([state.tally, state.last, state.bad])
-    world.broadcast([state.scale.value, state.scale.good_steps, counters])
-    state.step, state.reported = counters.tolist()
-    return state
-
-
-def _note_failure(run: Run, fault: UserError) -> None:
-    """Leave the reason in the record if the disk still takes it."""
     try:
-        run.write("failed", why=str(fault))
-        run.log(f"failed: {fault}")
-    except Broken:
-        return
+        yield
+    finally:
+        threads, matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(was_deterministic)
+        if not had_workspace:
+            os.environ.pop(workspace, None)

@@ -17,11 +17,13 @@ import numpy as np
 import torch
 
 from paceline.data.index.table import Flag, Index, Strings, Table
+from paceline.data.load.cache import Cache
 from paceline.data.load.decode import Undecodable, decode_into
-from paceline.data.load.files import CHUNK, SWITCH, Stream, TrainingCuts
-from paceline.data.load.files_nvjpeg import DeviceStream
-from paceline.data.load.image_files import Cache, Encoded, Quarantine
+from paceline.data.load.files import CHUNK, SWITCH, FileLoader, TrainingCrops
+from paceline.data.load.files_nvjpeg import NvjpegLoader
+from paceline.data.load.image_files import ImageFiles
 from paceline.data.load.order import training_order
+from paceline.data.load.quarantine import Quarantine
 from paceline.data.load.workers import begin, server
 from paceline.data.pack import shards
 from paceline.data.pack.transcode import Smaller
@@ -96,10 +98,10 @@ class Sample:
             split.read(number)
         return made
 
-    def open(self) -> tuple[Encoded, Encoded]:
+    def open(self) -> tuple[ImageFiles, ImageFiles]:
         """The images, to be trained on and to be judged."""
         table, cache = shards.read_part(self.folder, "all").table, Cache(0)
-        return Encoded(table, self.folder, "training", cache), Encoded(table, self.folder, "validation", cache)
+        return ImageFiles(table, self.folder, "training", cache), ImageFiles(table, self.folder, "validation", cache)
 
     def packed(
         self, out: Path, smaller: Smaller | None, processes: int | None = None, tell: shards.Tell | None = None
@@ -179,12 +181,12 @@ def _go_round(sample: Sample, stage: Stage, where: float, seconds: float) -> flo
     return done / took
 
 
-def _decoding(plan: Plan, split: Encoded) -> Callable[[int], None]:
+def _decoding(plan: Plan, split: ImageFiles) -> Callable[[int], None]:
     """Decodes an image by its number, as much of it as its first crop needs, and resizes nothing."""
     assert isinstance(plan.data, Files)
     data, decoder = plan.data, plan.placement.decoder
     numbers = np.arange(split.count, dtype=np.int64)
-    boxes, _ = TrainingCuts(plan, split, training_order(plan), numbers).cut(numbers, numbers)
+    boxes, _ = TrainingCrops(plan, split, training_order(plan), numbers).boxes(numbers, numbers)
 
     def decode(number: int) -> None:
         row = split.table.rows[number]
@@ -216,7 +218,7 @@ def loader_rate(
 
 def _loader_rate(sample: Sample, threads: int, seconds: float, device: torch.device, decoder: str | None) -> float:
     plan = sample.plan_for(threads, device.type, decoder)
-    kind = DeviceStream if decoder == "gpu" else Stream
+    kind = NvjpegLoader if decoder == "gpu" else FileLoader
     loader = kind(plan, sample.open, 0, device, Quarantine(None, most=sample.images))
     slow_start = threads > MOST_THREADS or device.type != "cpu"
     with closing(loader), closing(loader.training(0)) as shares:

@@ -1,4 +1,4 @@
-"""The images themselves, as 8-bit pictures by number: read from CIFAR's files, drawn, or made up for measuring."""
+"""Data sets as arrays of 8-bit images: read from CIFAR's files, drawn, or made up for measuring."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline import keyed
 from paceline.data.index.file import cache_folder
 from paceline.data.index.locate import CIFAR_FILES
 from paceline.data.load import shapes
 from paceline.errors import DataError
+from paceline.numpy_types import Int64s, UInt8s
 from paceline.planning import Plan
 from paceline.settings.data import Cifar, Files, Made, Shapes
 
-Pictures = NDArray[np.uint8]
-Numbers = NDArray[np.int64]
-
 POOL = 256
-"""How many different pictures `generated` and `synthetic` sets have."""
+"""How many different images `generated` and `synthetic` sets have."""
 
 SHAPES_VERSION = 1
 """Goes up whenever `shapes` is drawn differently, so that an older cache is not used."""
@@ -30,24 +27,24 @@ SHAPES_VERSION = 1
 
 @dataclass(frozen=True)
 class Split:
-    """Pictures (height, width, channel) and their labels; a pool smaller than `count` repeats."""
+    """Images (image, row, column, channel) and their labels; a pool smaller than `count` repeats."""
 
-    pictures: Pictures
-    labels: Numbers
+    images: UInt8s
+    labels: Int64s
     count: int
 
-    def take(self, numbers: Numbers) -> Pictures:
-        """The pictures with these numbers."""
-        return self.pictures[numbers % len(self.pictures)]
+    def take(self, indices: Int64s) -> UInt8s:
+        """The images with these indices."""
+        return self.images[indices % len(self.images)]
 
-    def labels_of(self, numbers: Numbers) -> Numbers:
-        """Their labels."""
-        return self.labels[numbers % len(self.labels)]
+    def labels_of(self, indices: Int64s) -> Int64s:
+        """The labels of the images with these indices."""
+        return self.labels[indices % len(self.labels)]
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: what is trained on and what is judged."""
+    """A data set: its training and its validation split."""
 
     training: Split
     validation: Split
@@ -57,23 +54,24 @@ def open_source(plan: Plan, folder: Path | None) -> Source:
     """The data set of a plan, from the folder that was located for it."""
     match plan.data:
         case Shapes():
-            return Source(*(_whole(*_drawn(split, count)) for split, count in _shape_splits(plan)))
+            return Source(*(_split(*_shapes(split, count)) for split, count in _shape_splits(plan)))
         case Cifar():
             assert folder is not None
-            return Source(*(_whole(*_cifar(plan.data.name, folder, files)) for files in CIFAR_FILES[plan.data.name]))
+            return Source(*(_split(*_cifar(plan.data.name, folder, files)) for files in CIFAR_FILES[plan.data.name]))
         case Files():
-            raise AssertionError("images in files have no pictures of one size: data.stream decodes them")
+            raise AssertionError("images in files have many sizes: data.load.files decodes them")
         case Made():
             return Source(
-                _made(plan, "training", plan.data.images), _made(plan, "validation", plan.data.validation_images)
+                _generated(plan, "training", plan.data.images),
+                _generated(plan, "validation", plan.data.validation_images),
             )
 
 
-def _whole(pictures: Pictures, labels: Numbers) -> Split:
-    return Split(pictures, labels, len(labels))
+def _split(images: UInt8s, labels: Int64s) -> Split:
+    return Split(images, labels, len(labels))
 
 
-def _cifar(name: str, folder: Path, files: list[str]) -> tuple[Pictures, Numbers]:
+def _cifar(name: str, folder: Path, files: list[str]) -> tuple[UInt8s, Int64s]:
     """Records of label bytes (CIFAR-100: coarse, then fine) and three planes of 32 x 32 pixels."""
     label_bytes = 1 if name == "cifar10" else 2
     try:
@@ -88,16 +86,16 @@ def _cifar(name: str, folder: Path, files: list[str]) -> tuple[Pictures, Numbers
         raise DataError(
             f"{folder}: record {where} of {files[0]} and on has label {labels[where]}; {name} has {classes} classes"
         )
-    pictures = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(pictures), labels
+    images = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), labels
 
 
 def _shape_splits(plan: Plan) -> list[tuple[str, int]]:
     return [("train", plan.facts.images), ("validation", plan.facts.validation_images)]
 
 
-def _drawn(split: str, count: int) -> tuple[Pictures, Numbers]:
-    """A split of `shapes`, from the cache when its content is what was drawn."""
+def _shapes(split: str, count: int) -> tuple[UInt8s, Int64s]:
+    """A split of `shapes`, from the cache if that is intact."""
     path = cache_folder() / f"shapes-{SHAPES_VERSION}-{split}.bin"
     size = count * shapes.SIDE * shapes.SIDE * 3
     if path.is_file():
@@ -106,10 +104,10 @@ def _drawn(split: str, count: int) -> tuple[Pictures, Numbers]:
         if len(body) == size + count and hashlib.sha256(body).digest() == digest:
             pixels = np.frombuffer(body, np.uint8)
             return pixels[:size].reshape(count, shapes.SIDE, shapes.SIDE, 3), pixels[size:].astype(np.int64)
-    pictures, labels = shapes.draw(split, count)
-    body = pictures.tobytes() + labels.astype(np.uint8).tobytes()
+    images, labels = shapes.draw(split, count)
+    body = images.tobytes() + labels.astype(np.uint8).tobytes()
     _keep(path, hashlib.sha256(body).digest() + body)
-    return pictures, labels
+    return images, labels
 
 
 def _keep(path: Path, content: bytes) -> None:
@@ -123,8 +121,8 @@ def _keep(path: Path, content: bytes) -> None:
         return
 
 
-def _made(plan: Plan, split: str, count: int) -> Split:
-    """A pool of random pictures that stands for `count` of them; its size may not depend on the placement."""
+def _generated(plan: Plan, split: str, count: int) -> Split:
+    """A pool of random images that stands for `count` of them; its size may not depend on the placement."""
     pool = min(count, POOL)
     side, channels = plan.facts.side, plan.facts.channels
     size = pool * side * side * channels

@@ -7,12 +7,16 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn, Protocol, TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+
+from paceline.augment.pipeline import Draws, draw_each
+from paceline.device import pinned
+from paceline.numpy_types import Int64s
+from paceline.planning import Plan
 
 Item = TypeVar("Item")
 AHEAD = 4
@@ -26,35 +30,44 @@ class MicroBatch:
     images: Tensor
     labels: Tensor
     count: int
-    first: int = 0
-    """Where in the endless list a training batch begins."""
+    positions: Tensor | None = None
+    """Where training images stand in the endless list (int64)."""
+    draws: Draws | None = None
+    """The numbers drawn for the augmentation of training images."""
 
 
-Shares = Generator[list[MicroBatch], None, None]
+StepBatches = Generator[list[MicroBatch], None, None]
 """A replica's micro-batches of each step; to be closed, so that what is prepared ahead ends."""
 
 
-class Loader(Protocol):
-    """Where a replica gets its images."""
+@dataclass(frozen=True)
+class HostInputs:
+    """What the host prepares for a training micro-batch beside its images, in memory that the device can copy from."""
 
-    def training(self, start: int) -> Shares:
-        """This replica's micro-batches of each step, beginning with step `start`, without end."""
-        ...
+    positions: Tensor
+    draws: Draws
 
-    def validation(self) -> Generator[MicroBatch, None, None]:
-        """This replica's part of the validation images."""
-        ...
+    def batch(self, images: Tensor, labels: Tensor) -> MicroBatch:
+        """The micro-batch of images and labels that are on the device, without waiting for the copies."""
+        positions = self.positions.to(images.device, non_blocking=True)
+        return MicroBatch(images, labels, len(images), positions, self.draws.to(images.device))
+
+
+def host_inputs(plan: Plan, batches: list[Int64s], device: torch.device) -> list[HostInputs]:
+    """The inputs of micro-batches, by their positions in the endless list."""
+    draws = draw_each(plan, batches, device)
+    return [HostInputs(pinned(positions, device), one) for positions, one in zip(batches, draws, strict=True)]
 
 
 def ahead(items: Iterator[Item], depth: int = AHEAD) -> Generator[Item, None, None]:
-    """The same items, up to `depth` of them made before they are asked for by a thread, whose faults come through."""
-    made: queue.Queue[Callable[[], Item]] = queue.Queue(depth)
+    """The same items, up to `depth` of them computed in advance by a thread, whose faults are raised here."""
+    results: queue.Queue[Callable[[], Item]] = queue.Queue(depth)
     stopped = threading.Event()
 
-    def offer(get: Callable[[], Item]) -> None:
+    def offer(result: Callable[[], Item]) -> None:
         while not stopped.is_set():
             try:
-                made.put(get, timeout=0.1)
+                results.put(result, timeout=0.1)
                 break
             except queue.Full:
                 continue
@@ -73,7 +86,7 @@ def ahead(items: Iterator[Item], depth: int = AHEAD) -> Generator[Item, None, No
     try:
         while True:
             try:
-                item = made.get()()
+                item = results.get()()
             except StopIteration:
                 return
             yield item
@@ -91,18 +104,12 @@ def _raise(fault: BaseException) -> NoReturn:
 
 
 def endless(prepare: Callable[[int], Item], start: int) -> Iterator[Item]:
-    """What is prepared for start, start + 1, and so on."""
+    """prepare(start), prepare(start + 1), and so on."""
     while True:
         yield prepare(start)
         start += 1
 
 
-def filled_up(numbers: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Numbers of images, filled up with the first image."""
-    return np.concatenate([numbers, np.zeros(size - len(numbers), np.int64)])
-
-
-def pinned(values: NDArray[np.generic], device: torch.device) -> Tensor:
-    """Values in memory that a CUDA device can copy from while the host goes on."""
-    tensor = torch.from_numpy(np.ascontiguousarray(values))
-    return tensor.pin_memory() if device.type == "cuda" else tensor
+def fill_up(indices: Int64s, size: int) -> Int64s:
+    """Indices of images, filled up to `size` with the first image."""
+    return np.concatenate([indices, np.zeros(size - len(indices), np.int64)])

@@ -21,15 +21,14 @@ from torch.nn.functional import interpolate
 from paceline.data.index.colors import NoColors, in_colors
 from paceline.data.index.image_header import PILLOW_FORMATS
 from paceline.data.index.table import Flag
+from paceline.numpy_types import UInt8s
 
 if TYPE_CHECKING:
     from PIL import Image
 
-Pixels = NDArray[np.uint8]
-"""Height, width and three colors."""
 Filter = Literal["bilinear", "bicubic"]
 Decoder = Literal["fast", "pillow"]
-Encoded = bytes | memoryview
+EncodedBytes = bytes | memoryview
 Window = tuple[int, int, int, int]
 """Top, left, height and width in whole pixels."""
 
@@ -54,14 +53,14 @@ class Undecodable(Exception):
 
 
 def decode_into(
-    encoded: Encoded,
+    encoded: EncodedBytes,
     flags: int,
     width: int,
     height: int,
     box: Sequence[float] | NDArray[Any],
     mirrored: bool,
     resize: Filter,
-    out: Pixels,
+    out: UInt8s,
     *,
     decoder: Decoder = "fast",
     turn: bool = False,
@@ -86,7 +85,7 @@ def decode_into(
     _write(picture, turns, mirrored, out)
 
 
-def _refuse_unseen(encoded: Encoded, flags: int, width: int, height: int) -> None:
+def _refuse_unseen(encoded: EncodedBytes, flags: int, width: int, height: int) -> None:
     """Refuse by the header alone what is not worth, or not safe, to decode."""
     if len(encoded) == 0:
         raise Undecodable("it is empty")
@@ -99,7 +98,7 @@ def _refuse_unseen(encoded: Encoded, flags: int, width: int, height: int) -> Non
         raise Undecodable(f"it claims {width:,} x {height:,} pixels; up to {MOST_PIXELS:,} are decoded")
 
 
-def _read(encoded: Encoded, flags: int, width: int, height: int, window: Window, decoder: Decoder) -> Pixels:
+def _read(encoded: EncodedBytes, flags: int, width: int, height: int, window: Window, decoder: Decoder) -> UInt8s:
     """The pixels of a window. What one decoder refuses the other one tries, so that they agree on what is damaged."""
     if decoder == "fast" and flags & Flag.JPEG:
         picture = _read_fast(encoded, flags, width, height, window)
@@ -113,7 +112,7 @@ def _read(encoded: Encoded, flags: int, width: int, height: int, window: Window,
         return picture
 
 
-def _read_fast(encoded: Encoded, flags: int, width: int, height: int, window: Window) -> Pixels | None:
+def _read_fast(encoded: EncodedBytes, flags: int, width: int, height: int, window: Window) -> UInt8s | None:
     """The pixels of a window by libjpeg-turbo, or None where anything about the file is out of the ordinary."""
     top, left, tall, wide = window
     try:
@@ -126,14 +125,14 @@ def _read_fast(encoded: Encoded, flags: int, width: int, height: int, window: Wi
             top, left = top - first_row, left - first_column
         elif simplejpeg.decode_jpeg_header(encoded)[:2] != (height, width):
             return None
-        decoded: Pixels = simplejpeg.decode_jpeg(encoded, "RGB")
+        decoded: UInt8s = simplejpeg.decode_jpeg(encoded, "RGB")
     except Exception:  # noqa: BLE001 - Pillow judges, whatever is wrong with it
         return None
     picture = decoded[top : top + tall, left : left + wide]
     return picture if picture.shape == (tall, wide, 3) else None
 
 
-def _read_with_pillow(encoded: Encoded, width: int, height: int, window: Window) -> Pixels:
+def _read_with_pillow(encoded: EncodedBytes, width: int, height: int, window: Window) -> UInt8s:
     """The pixels of a window by Pillow, which decodes the whole file and finds every damage."""
     top, left, tall, wide = window
     with _opened(encoded) as image:
@@ -151,7 +150,7 @@ def _read_with_pillow(encoded: Encoded, width: int, height: int, window: Window)
             raise Undecodable(f"Pillow cannot decode it: {str(fault) or type(fault).__name__}") from None
 
 
-def _opened(encoded: Encoded) -> Image.Image:
+def _opened(encoded: EncodedBytes) -> Image.Image:
     """The image with its header read by Pillow, whose warnings are for programmers."""
     from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - most data sets never need it
 
@@ -166,7 +165,7 @@ def _opened(encoded: Encoded) -> Image.Image:
         raise Undecodable(f"Pillow cannot read it: {str(fault) or type(fault).__name__}") from None
 
 
-def _turns_of(encoded: Encoded) -> tuple[bool, bool, bool]:
+def _turns_of(encoded: EncodedBytes) -> tuple[bool, bool, bool]:
     """Whether rows and columns are exchanged, and which are then reversed, to see the image upright."""
     with _opened(encoded) as image:
         if image.format == "TIFF":  # which Pillow turns itself, and older packs call turned
@@ -191,7 +190,7 @@ def _turned_back(place: list[Any], turns: tuple[bool, bool, bool], across: bool,
     return [left, top, wide, tall] if exchanged else [top, left, tall, wide]
 
 
-def _resize_all(picture: Pixels, resize: Filter, size: tuple[int, int]) -> Pixels:
+def _resize_all(picture: UInt8s, resize: Filter, size: tuple[int, int]) -> UInt8s:
     """A whole picture in another height and width."""
     if picture.shape[:2] == size:
         return picture
@@ -200,12 +199,12 @@ def _resize_all(picture: Pixels, resize: Filter, size: tuple[int, int]) -> Pixel
     height, width = picture.shape[:2]
     pixels = np.ascontiguousarray(picture).reshape(1, height, width, 3).transpose(0, 3, 1, 2)
     made = interpolate(torch.from_numpy(pixels), size, mode=resize, antialias=True).numpy()
-    colors_last: Pixels = made[0].transpose(1, 2, 0)
+    colors_last: UInt8s = made[0].transpose(1, 2, 0)
     return colors_last
 
 
 def _look_at(
-    encoded: Encoded,
+    encoded: EncodedBytes,
     flags: int,
     width: int,
     height: int,
@@ -213,7 +212,7 @@ def _look_at(
     decoder: Decoder,
     resize: Filter,
     side: int,
-) -> Pixels:
+) -> UInt8s:
     """What a fractional box shows."""
     down, across = place[2] / side, place[3] / side
     # Resize and center crop are a cut of the whole image, resized, where all of these are whole numbers.
@@ -242,7 +241,7 @@ def _around(place: list[float], support: int, side: int, width: int, height: int
     return edges[0][0], edges[1][0], edges[0][1], edges[1][1]
 
 
-def _resize_part(picture: Pixels, place: list[float], resize: Filter, side: int) -> Pixels:
+def _resize_part(picture: UInt8s, place: list[float], resize: Filter, side: int) -> UInt8s:
     """A fractional box of a picture by Pillow, the only one that takes it."""
     from PIL import Image  # noqa: PLC0415 - common boxes need no Pillow
 
@@ -254,7 +253,7 @@ def _resize_part(picture: Pixels, place: list[float], resize: Filter, side: int)
     return np.asarray(image.resize((side, side), resampling, box=edges))
 
 
-def _write(picture: Pixels, turns: tuple[bool, bool, bool], mirrored: bool, out: Pixels) -> None:
+def _write(picture: UInt8s, turns: tuple[bool, bool, bool], mirrored: bool, out: UInt8s) -> None:
     """Turn and mirror the finished picture into its place: the fewest pixels that there are to move."""
     exchanged, rows_reversed, columns_reversed = turns
     if exchanged:

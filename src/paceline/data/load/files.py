@@ -15,18 +15,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline import keyed, schedule
-from paceline.augment import crop
-from paceline.augment.boxes import evaluation_boxes, training_boxes
+from paceline import keyed
+from paceline.augment.flip import draw_flips
+from paceline.augment.pipeline import training_side
+from paceline.augment.resized_crop import evaluation_boxes, training_boxes
 from paceline.data.index.fingerprint import digest_of
 from paceline.data.index.table import Flag
-from paceline.data.load.batches import MicroBatch, Shares, ahead, endless, filled_up
+from paceline.data.load.batches import HostInputs, MicroBatch, StepBatches, ahead, endless, fill_up, host_inputs
+from paceline.data.load.cache import Cache
 from paceline.data.load.decode import Undecodable, decode_into
-from paceline.data.load.image_files import Cache, Encoded, Numbers, Quarantine
-from paceline.data.load.order import Order, Positions, judged, share, training_order
-from paceline.data.load.validation_cache import Decoded, open_decoded
-from paceline.data.load.workers import Chunk, Faults, Pictures, Processes, Threads, Workers
+from paceline.data.load.image_files import ImageFiles
+from paceline.data.load.order import Order, evaluation_images, micro_batch_positions, training_order
+from paceline.data.load.quarantine import Quarantine
+from paceline.data.load.validation_cache import ValidationCache, open_validation_cache
+from paceline.data.load.workers import Chunk, Faults, Processes, Threads, Workers
+from paceline.device import to_device
 from paceline.errors import DataError
+from paceline.numpy_types import Bools, Int64s, UInt8s
 from paceline.planning import Plan
 from paceline.settings.data import Files
 from paceline.settings.placement import MOST_THREADS
@@ -40,259 +45,253 @@ SWITCH = 0.00001
 """Seconds after which a thread that computes in Python lets another one go on. Python's own 5 ms would hold up a
 thread that decodes for longer than decoding takes, each time it comes back from the decoder."""
 
-Opens = Callable[[], tuple[Encoded, Encoded]]
-"""Opens what is trained on and what is judged; workers of their own call it again."""
+Opens = Callable[[], tuple[ImageFiles, ImageFiles]]
+"""Opens the training and the validation images; worker processes call it again."""
 Finish = Callable[[], tuple[Tensor, Tensor]]
-"""Waits for a batch that is being decoded: its pictures and labels, on the device."""
+"""Waits for a batch that is being decoded, and returns its images and labels on the device."""
 
 
-class Filler:
-    """Reads and decodes images into their places, in a replica or in one of its workers."""
+class ChunkDecoder:
+    """Reads and decodes chunks of images, in a replica or in one of its workers."""
 
-    def __init__(self, plan: Plan, splits: tuple[Encoded, Encoded]) -> None:
+    def __init__(self, plan: Plan, splits: tuple[ImageFiles, ImageFiles]) -> None:
         assert isinstance(plan.data, Files)
         self._plan, self._data = plan, plan.data
         self._splits = {split.split: split for split in splits}
         self._own = own_function(plan.recipe.augment.python)
 
-    def __call__(self, chunk: Chunk, into: Pictures) -> Faults:
-        """Decode a chunk."""
+    def __call__(self, chunk: Chunk, out: UInt8s) -> Faults:
+        """Decode a chunk into `out`."""
         split, faults = self._splits[chunk.split], []
-        for place, number in enumerate(chunk.numbers.tolist()):
-            fault = self.decode(split, number, chunk.boxes[place], bool(chunk.mirrored[place]), into[place])
+        for offset, index in enumerate(chunk.indices.tolist()):
+            fault = self.decode(split, index, chunk.boxes[offset], bool(chunk.flipped[offset]), out[offset])
             if fault is not None:
-                faults.append((place, fault))
+                faults.append((offset, fault))
             elif chunk.positions is not None:
-                self.change(int(chunk.positions[place]), into[place])
+                self.apply_own(int(chunk.positions[offset]), out[offset])
         return faults
 
-    def decode(self, split: Encoded, number: int, box: NDArray[Any], mirror: bool, into: Pictures) -> str | None:
-        """Decode one image; gives why it cannot be."""
-        row = split.table.rows[number]
+    def decode(self, split: ImageFiles, index: int, box: NDArray[Any], flip: bool, out: UInt8s) -> str | None:
+        """Decode one image into `out`; returns why it cannot be decoded, or None."""
+        row = split.table.rows[index]
         flags = int(row["flags"])
         if flags & Flag.OTHER_LABEL:
             return f"its label {int(row['label'])} is none of the {self._plan.facts.classes} classes"
         try:
             decode_into(
-                split.read(number), flags, int(row["width"]), int(row["height"]), box, mirror, self._data.resize, into,
+                split.read(index), flags, int(row["width"]), int(row["height"]), box, flip, self._data.resize, out,
                 decoder="pillow" if self._plan.placement.decoder == "pillow" else "fast", turn=_turns(self._data),
             )  # fmt: skip
         except Undecodable as fault:
             return str(fault)
         return None
 
-    def change(self, position: int, picture: Pictures) -> None:
-        """What the recipe's own function makes of a training picture."""
+    def apply_own(self, position: int, image: UInt8s) -> None:
+        """Apply the user's own function to a training image, in place."""
         if self._own is None:
             return
         words = keyed.words(keyed.key(self._plan.recipe.seed, "python"), np.array([position]))
         name = self._plan.recipe.augment.python
         try:
-            made = self._own(picture.copy(), np.concatenate(words).astype(np.uint32))
-        except Exception as fault:  # noqa: BLE001 - a person's own function may raise anything
+            result = self._own(image.copy(), np.concatenate(words).astype(np.uint32))
+        except Exception as fault:  # noqa: BLE001 - a user's function may raise anything
             last = traceback.extract_tb(fault.__traceback__)[-1]
             what = f"{type(fault).__name__}: {' '.join(str(fault).split())}".removesuffix(": ")
             raise DataError(f"augment.python={name} failed: {what} ({last.filename}:{last.lineno})") from None
-        if not isinstance(made, np.ndarray) or made.shape != picture.shape or made.dtype != np.uint8:
+        if not isinstance(result, np.ndarray) or result.shape != image.shape or result.dtype != np.uint8:
             raise DataError(
-                f"augment.python={name} gave {getattr(made, 'dtype', type(made).__name__)} "
-                f"{getattr(made, 'shape', '')}; it should give uint8 {picture.shape}"
+                f"augment.python={name} gave {getattr(result, 'dtype', type(result).__name__)} "
+                f"{getattr(result, 'shape', '')}; it should give uint8 {image.shape}"
             )
-        picture[:] = made
+        image[:] = result
 
 
-def filler(plan: Plan, opens: Opens, digest: str, cache: Cache) -> Filler:
-    """What a worker process decodes with: what its replica has opened, by the digest of it, and the replica's cache."""
+def open_decoder(plan: Plan, opens: Opens, digest: str, cache: Cache) -> ChunkDecoder:
+    """The decoder of a worker process, with its replica's cache; `digest` is that of the data its replica opened."""
     splits = opens()
     if _digest(splits) != digest:
         raise DataError(f"{splits[0].folder}: the data have changed since the run began; start again")
     for split in splits:
         split.cache = cache
-    return Filler(plan, splits)
+    return ChunkDecoder(plan, splits)
 
 
-def _digest(splits: tuple[Encoded, Encoded]) -> str:
+def _digest(splits: tuple[ImageFiles, ImageFiles]) -> str:
     return digest_of(*(split.table for split in splits))
 
 
-class Cuts(Protocol):
-    """What is taken of the images of a batch, by their places in it."""
+class Crops(Protocol):
+    """Which box of each image of a batch is decoded."""
 
     @property
     def side(self) -> int:
-        """Height and width of the pictures."""
+        """Height and width of the decoded images."""
         ...
 
     @property
-    def positions(self) -> Positions | None:
-        """Where they stand in the endless list, in training."""
+    def positions(self) -> Int64s | None:
+        """Where training images stand in the endless list."""
         ...
 
-    def cut(self, places: NDArray[np.int64], numbers: Numbers) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        """The boxes of their pixels, and which are mirrored; `numbers` are the images that stand at those places."""
+    def boxes(self, offsets: Int64s, indices: Int64s) -> tuple[NDArray[Any], Bools]:
+        """The boxes of these images, and which are flipped; `offsets` are the places in the batch that they fill."""
         ...
 
 
-class Stream:
-    """Where a replica gets images that come in files."""
+class FileLoader:
+    """Loads images in files, decoded by threads or processes of the host."""
 
     def __init__(self, plan: Plan, opens: Opens, replica: int, device: torch.device, bad: Quarantine) -> None:
         assert isinstance(plan.data, Files)
         self._plan, self._data, self._replica, self._device, self._bad = plan, plan.data, replica, device, bad
         self._training, self._validation = splits = opens()
-        self._fill = Filler(plan, splits)
+        self._decoder = ChunkDecoder(plan, splits)
         self._workers: Workers
         if plan.placement.loader_workers > MOST_THREADS:
-            makes = partial(filler, plan, opens, _digest(splits), self._training.cache)
-            self._workers = Processes(makes, plan.placement.loader_workers, device)
+            open_here = partial(open_decoder, plan, opens, _digest(splits), self._training.cache)
+            self._workers = Processes(open_here, plan.placement.loader_workers, device)
         else:
-            self._workers = Threads(self._fill, plan.placement.loader_workers, device)
+            self._workers = Threads(self._decoder, plan.placement.loader_workers, device)
             sys.setswitchinterval(min(SWITCH, sys.getswitchinterval()))
-        side, kept = plan.facts.evaluation_side or plan.facts.side, plan.placement.decoded_validation
-        self._decoded = open_decoded(plan.data, self._validation, side, plan.placement.decoder) if kept else None
+        self._validation_cache: ValidationCache | None = None
+        if plan.placement.decoded_validation:
+            side = plan.facts.evaluation_side or plan.facts.side
+            self._validation_cache = open_validation_cache(plan.data, self._validation, side, plan.placement.decoder)
 
-    def training(self, start: int) -> Shares:
-        """Steps come in order whoever decodes first; a chunk of a micro-batch is one worker's piece of work."""
+    def training(self, start: int) -> StepBatches:
+        """Steps come in order whichever image is decoded first; one worker decodes a chunk of a micro-batch."""
         plan, order = self._plan, training_order(self._plan)
-        images = max(1, len(share(plan, 0, self._replica)) * plan.micro_batch)
+        per_step = max(1, len(micro_batch_positions(plan, 0, self._replica)) * plan.micro_batch)
 
-        def submit(step: int) -> list[tuple[Finish, int]]:
-            parts = share(plan, step, self._replica)
-            cuts = [TrainingCuts(plan, self._training, order, part) for part in parts]
-            begun = [self._begin(self._training, order.images(cut.positions), cut) for cut in cuts]
-            return [(finish, int(part[0])) for finish, part in zip(begun, parts, strict=True)]
+        def submit(step: int) -> list[tuple[Finish, HostInputs]]:
+            batches = micro_batch_positions(plan, step, self._replica)
+            crops = [TrainingCrops(plan, self._training, order, positions) for positions in batches]
+            finishes = [self._begin(self._training, order.images(one.positions), one) for one in crops]
+            return list(zip(finishes, host_inputs(plan, batches, self._device), strict=True))
 
         try:
-            with closing(ahead(endless(submit, start), max(1, min(8, IMAGES_AHEAD // images)))) as steps:
+            with closing(ahead(endless(submit, start), max(1, min(8, IMAGES_AHEAD // per_step)))) as steps:
                 for step in steps:
-                    yield [_micro_batch(*finish(), plan.micro_batch, first) for finish, first in step]
+                    yield [inputs.batch(*finish()) for finish, inputs in step]
         finally:
-            self._workers.drop()
+            self._workers.cancel()
 
     def validation(self) -> Generator[MicroBatch, None, None]:
-        """Every image once; the last batch is filled up to keep one shape, and says how many are real."""
-        cuts = EvaluationCuts(self._plan, self._validation)
+        """Every image once; the last batch is filled up to keep one shape."""
+        crops = EvaluationCrops(self._plan, self._validation)
 
-        def submit(numbers: Numbers) -> tuple[Finish, int]:
-            whole = filled_up(numbers, self._plan.evaluation_batch)
-            return self._begin(self._validation, whole, cuts, self._decoded), len(numbers)
+        def submit(indices: Int64s) -> tuple[Finish, int]:
+            filled = fill_up(indices, self._plan.evaluation_batch)
+            return self._begin(self._validation, filled, crops, self._validation_cache), len(indices)
 
-        with closing(ahead(map(submit, judged(self._plan, self._replica)), 1)) as batches:
+        with closing(ahead(map(submit, evaluation_images(self._plan, self._replica)), 1)) as batches:
             for finish, count in batches:
-                yield _micro_batch(*finish(), count)
+                yield MicroBatch(*finish(), count)
 
     def close(self) -> None:
-        """End those who decode."""
+        """End the workers."""
         self._workers.close()
 
-    def _begin(self, split: Encoded, numbers: Numbers, cuts: Cuts, decoded: Decoded | None = None) -> Finish:
-        """Start to decode a batch, but for what was decoded before."""
-        batch = self._workers.batch((len(numbers), cuts.side, cuts.side, 3))
-        shown = numbers.copy()
-        kept = [
-            decoded is not None and decoded.take(int(n), into) for n, into in zip(numbers, batch.pictures, strict=True)
-        ]
-        todo = np.flatnonzero(~np.array(kept))
-        boxes, mirrored = cuts.cut(np.arange(len(numbers)), numbers)
-        parts = []
-        for some in _runs(todo):
-            positions = None if cuts.positions is None else cuts.positions[some]
-            chunk = Chunk(split.split, numbers[some], boxes[some], mirrored[some], positions)
-            parts.append((some.start, batch.decode(chunk, some.start)))
+    def _begin(self, split: ImageFiles, indices: Int64s, crops: Crops, cache: ValidationCache | None = None) -> Finish:
+        """Start to decode a batch, except what the cache holds."""
+        batch = self._workers.batch((len(indices), crops.side, crops.side, 3))
+        shown = indices.copy()
+        cached = [cache is not None and cache.load(int(i), out) for i, out in zip(indices, batch.images, strict=True)]
+        missing = np.flatnonzero(~np.array(cached))
+        boxes, flipped = crops.boxes(np.arange(len(indices)), indices)
+        chunks = []
+        for run in _runs(missing):
+            positions = None if crops.positions is None else crops.positions[run]
+            chunk = Chunk(split.split, indices[run], boxes[run], flipped[run], positions)
+            chunks.append((run.start, batch.decode(chunk, run.start)))
 
         def finish() -> tuple[Tensor, Tensor]:
-            for first, part in parts:
-                for offset, fault in part():
-                    place = first + offset
-                    shown[place] = self._replace(split, int(numbers[place]), place, cuts, batch.pictures[place], fault)
-            if decoded is not None:
-                for place in todo[shown[todo] == numbers[todo]].tolist():  # a bad image is judged anew each time
-                    decoded.keep(int(numbers[place]), batch.pictures[place])
-            return batch.sent(), self._labels(split, shown)
+            for first, decoded in chunks:
+                for offset, fault in decoded():
+                    at = first + offset
+                    shown[at] = self._replace(split, int(indices[at]), at, crops, batch.images[at], fault)
+            if cache is not None:
+                for at in missing[shown[missing] == indices[missing]].tolist():  # bad images are decoded anew each time
+                    cache.store(int(indices[at]), batch.images[at])
+            return batch.to_device().permute(0, 3, 1, 2), self._labels(split, shown)
 
         return finish
 
-    def _replace(self, split: Encoded, bad: int, place: int, cuts: Cuts, into: Pictures, fault: str) -> int:
-        """Put the next image that can be decoded in place of a bad one, cut as its place in the list says."""
+    def _replace(self, split: ImageFiles, bad: int, offset: int, crops: Crops, out: UInt8s, fault: str) -> int:
+        """Decode the next good image in place of a bad one, with the crop of that place in the list."""
         self._bad.add(split, bad, fault, self._is_bad)
-        for number in split.after(bad):
-            boxes, mirrored = cuts.cut(np.array([place]), np.array([number]))
-            found = self._fill.decode(split, number, boxes[0], bool(mirrored[0]), into)
-            if found is None:
-                if cuts.positions is not None:
-                    self._fill.change(int(cuts.positions[place]), into)
-                return number
-            self._bad.add(split, number, found, self._is_bad)
+        for index in split.after(bad):
+            boxes, flipped = crops.boxes(np.array([offset]), np.array([index]))
+            reason = self._decoder.decode(split, index, boxes[0], bool(flipped[0]), out)
+            if reason is None:
+                if crops.positions is not None:
+                    self._decoder.apply_own(int(crops.positions[offset]), out)
+                return index
+            self._bad.add(split, index, reason, self._is_bad)
         raise DataError(f"none of the {split.count:,} {split.split} images can be decoded")
 
-    def _is_bad(self, name: str, number: int) -> bool:
-        """Whether an image of a split cannot be decoded as it is now, wherever it is cut."""
+    def _is_bad(self, name: str, index: int) -> bool:
+        """Whether an image of a split still cannot be decoded, wherever it is cropped."""
         split = self._training if name == self._training.split else self._validation
-        if number >= split.count:
+        if index >= split.count:
             return False
-        (width,), (height,) = _sizes(self._plan, split.table.rows[[number]])
+        (width,), (height,) = _sizes(self._plan, split.table.rows[[index]])
         whole, small = np.array([0, 0, height, width]), np.empty((8, 8, 3), np.uint8)
-        return self._fill.decode(split, number, whole, False, small) is not None
+        return self._decoder.decode(split, index, whole, False, small) is not None
 
-    def _labels(self, split: Encoded, shown: Numbers) -> Tensor:
-        labels = torch.from_numpy(split.labels_of(shown))
-        return (labels.pin_memory() if self._device.type == "cuda" else labels).to(self._device, non_blocking=True)
-
-
-def _micro_batch(pictures: Tensor, labels: Tensor, count: int, first: int = 0) -> MicroBatch:
-    return MicroBatch(pictures.permute(0, 3, 1, 2), labels, count, first)
+    def _labels(self, split: ImageFiles, indices: Int64s) -> Tensor:
+        return to_device(split.labels_of(indices), self._device)
 
 
-def _runs(places: NDArray[np.int64]) -> Iterator[slice]:
-    """Neighboring places in pieces of up to CHUNK."""
-    for run in np.split(places, np.flatnonzero(np.diff(places) != 1) + 1) if len(places) else []:
+def _runs(offsets: Int64s) -> Iterator[slice]:
+    """Neighboring offsets in slices of up to CHUNK."""
+    for run in np.split(offsets, np.flatnonzero(np.diff(offsets) != 1) + 1) if len(offsets) else []:
         for first in range(int(run[0]), int(run[-1]) + 1, CHUNK):
             yield slice(first, min(first + CHUNK, int(run[-1]) + 1))
 
 
 @dataclass(frozen=True)
-class TrainingCuts:
-    """Random crops and flips of a micro-batch, by where its images stand in the endless list."""
+class TrainingCrops:
+    """Random crops and flips of a micro-batch, keyed to the positions of its images in the endless list."""
 
     plan: Plan
-    split: Encoded
+    split: ImageFiles
     order: Order
-    positions: Positions
+    positions: Int64s
 
     @property
     def side(self) -> int:
-        return schedule.side(self.plan, int(self.positions[0]) // self.plan.global_batch)
+        return training_side(self.plan, self.positions)
 
-    def cut(self, places: NDArray[np.int64], numbers: Numbers) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-        recipe, table, positions = self.plan.recipe, self.split.table, self.positions[places]
-        rows = table.rows[numbers]
+    def boxes(self, offsets: Int64s, indices: Int64s) -> tuple[NDArray[Any], Bools]:
+        recipe, table, positions = self.plan.recipe, self.split.table, self.positions[offsets]
+        rows = table.rows[indices]
         boxes = training_boxes(
             recipe.seed, recipe.augment.crop, positions, *_sizes(self.plan, rows), rows, table.objects
         )
-        mirrored = crop.draw(recipe, positions, numbers, self.order.epochs(positions))[2]
-        return boxes, mirrored.astype(bool)
+        return boxes, draw_flips(recipe, positions, indices, self.order.epochs(positions)).astype(bool)
 
 
 @dataclass(frozen=True)
-class EvaluationCuts:
-    """What of validation images is judged."""
+class EvaluationCrops:
+    """The crops of validation images."""
 
     plan: Plan
-    split: Encoded
+    split: ImageFiles
     positions: None = None
 
     @property
     def side(self) -> int:
         return self.plan.facts.evaluation_side or self.plan.facts.side
 
-    def cut(self, places: NDArray[np.int64], numbers: Numbers) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    def boxes(self, offsets: Int64s, indices: Int64s) -> tuple[NDArray[Any], Bools]:
         assert isinstance(self.plan.data, Files)
-        sizes = _sizes(self.plan, self.split.table.rows[numbers])
-        return evaluation_boxes(self.plan.data.evaluation, self.side, *sizes), np.zeros(len(places), bool)
+        sizes = _sizes(self.plan, self.split.table.rows[indices])
+        return evaluation_boxes(self.plan.data.evaluation, self.side, *sizes), np.zeros(len(offsets), bool)
 
 
-def _sizes(plan: Plan, rows: NDArray[Any]) -> tuple[Numbers, Numbers]:
-    """Widths and heights as they are seen: turned where the data is to be."""
+def _sizes(plan: Plan, rows: NDArray[Any]) -> tuple[Int64s, Int64s]:
+    """Widths and heights after an image was turned upright, where the data say so."""
     assert isinstance(plan.data, Files)
     widths, heights = rows["width"].astype(np.int64), rows["height"].astype(np.int64)
     across = (rows["flags"] & Flag.ACROSS) > 0 if _turns(plan.data) else np.zeros(len(rows), bool)

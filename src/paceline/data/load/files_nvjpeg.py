@@ -15,27 +15,30 @@ from torch import Tensor
 
 from paceline.data.index.table import Flag
 from paceline.data.load.decode import MOST_PIXELS
-from paceline.data.load.files import Cuts, Finish, Opens, Stream
-from paceline.data.load.image_files import Encoded, Numbers, Quarantine
+from paceline.data.load.files import Crops, FileLoader, Finish, Opens
+from paceline.data.load.image_files import ImageFiles
+from paceline.data.load.quarantine import Quarantine
 from paceline.data.load.resample import resample
-from paceline.data.load.validation_cache import Decoded
+from paceline.data.load.validation_cache import ValidationCache
+from paceline.device import pinned
 from paceline.errors import PlanError
+from paceline.numpy_types import Bools, Int64s
 from paceline.planning import Plan
 
 PIECE = 128
 """Images that are decoded by one call."""
 THREADS = 3
-"""Threads that read and launch at most: one decodes while others read and crop, and more wait for each other."""
+"""Most threads that read and launch: one decodes while others read and crop, and more would wait for each other."""
 # The decoder only reads: that Python's bytes cannot be written to does not matter.
 warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
 
 END = b"\xff\xd9"
 
 
-class DeviceStream(Stream):
-    """Where a replica gets images in files that its accelerator decodes.
+class NvjpegLoader(FileLoader):
+    """Loads images in files, decoded by the accelerator.
 
-    What nvJPEG is not for (PNG, CMYK, files without an end) or refuses is decoded on the host, which also judges what
+    What nvJPEG is not for (PNG, CMYK, files without an end) or refuses is decoded on the host, which also decides what
     is bad. Each thread has a CUDA stream of its own, so that one's copies go on beside another's kernels.
     """
 
@@ -49,86 +52,88 @@ class DeviceStream(Stream):
         self._own_streams = threading.local()
 
     def close(self) -> None:
-        """End those who decode."""
+        """End the threads."""
         self._pool.shutdown(cancel_futures=True)
         super().close()
 
-    def _begin(self, split: Encoded, numbers: Numbers, cuts: Cuts, decoded: Decoded | None = None) -> Finish:
-        if decoded is not None:  # kept by the host
-            return super()._begin(split, numbers, cuts, decoded)
-        shown = numbers.copy()
-        boxes, mirrored = cuts.cut(np.arange(len(numbers)), numbers)
-        pieces = [slice(first, min(first + PIECE, len(numbers))) for first in range(0, len(numbers), PIECE)]
-        parts = [self._pool.submit(self._piece, split, where, numbers, boxes, mirrored, cuts) for where in pieces]
+    def _begin(self, split: ImageFiles, indices: Int64s, crops: Crops, cache: ValidationCache | None = None) -> Finish:
+        if cache is not None:  # which the host fills
+            return super()._begin(split, indices, crops, cache)
+        shown = indices.copy()
+        boxes, flipped = crops.boxes(np.arange(len(indices)), indices)
+        pieces = [slice(first, min(first + PIECE, len(indices))) for first in range(0, len(indices), PIECE)]
+        futures = [self._pool.submit(self._piece, split, piece, indices, boxes, flipped, crops) for piece in pieces]
 
         def finish() -> tuple[Tensor, Tensor]:
             here = torch.cuda.current_stream(self._device)
-            made = []
-            for where, part in zip(pieces, parts, strict=True):
-                pictures, done, left = part.result()
+            decoded = []
+            for piece, future in zip(pieces, futures, strict=True):
+                images, done, left = future.result()
                 here.wait_event(done)
-                pictures.record_stream(here)
-                for place in left:
-                    shown[where.start + place] = self._on_host(
-                        split, numbers, where.start + place, boxes, mirrored, cuts, pictures[place]
-                    )
-                made.append(pictures)
-            return torch.cat(made) if len(made) > 1 else made[0], self._labels(split, shown)
+                images.record_stream(here)
+                for offset in left:
+                    at = piece.start + offset
+                    shown[at] = self._on_host(split, indices, at, boxes, flipped, crops, images[offset])
+                decoded.append(images)
+            batch = torch.cat(decoded) if len(decoded) > 1 else decoded[0]
+            return batch.permute(0, 3, 1, 2), self._labels(split, shown)
 
         return finish
 
     def _piece(
-        self, split: Encoded, where: slice, numbers: Numbers, boxes: NDArray[Any], mirrored: NDArray[np.bool_],
-        cuts: Cuts,
-    ) -> tuple[Tensor, torch.cuda.Event, list[int]]:  # fmt: skip
-        """The pictures of a part of a batch on the device, when they will be there, and which are left to the host."""
-        encoded = [split.read(number) for number in numbers[where].tolist()]
-        rows = split.table.rows[numbers[where]]
-        able = [place for place, data in enumerate(encoded) if self._can(rows[place], data)]
+        self, split: ImageFiles, piece: slice, indices: Int64s, boxes: NDArray[Any], flipped: Bools, crops: Crops
+    ) -> tuple[Tensor, torch.cuda.Event, list[int]]:
+        """The images of a piece of a batch, the event after which they are there, and which are left to the host."""
+        encoded = [split.read(index) for index in indices[piece].tolist()]
+        rows = split.table.rows[indices[piece]]
+        able = [offset for offset, data in enumerate(encoded) if self._can(rows[offset], data)]
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream()):
-            found = self._by_nvjpeg([encoded[place] for place in able])
-            # One that is not of the size that its box was drawn for is judged by the host.
-            fit = [(p, d) for p, d in zip(able, found, strict=True) if d is not None and d.shape[1:] == _size(rows[p])]
-            able, decoded = [place for place, _ in fit], [picture for _, picture in fit]
-            pictures = torch.empty((len(encoded), cuts.side, cuts.side, 3), dtype=torch.uint8, device=self._device)
+            results = self._by_nvjpeg([encoded[offset] for offset in able])
+            # An image of another size than its box was drawn for is left to the host.
+            fit = [
+                (at, one) for at, one in zip(able, results, strict=True)
+                if one is not None and one.shape[1:] == _size(rows[at])
+            ]  # fmt: skip
+            able, decoded = [offset for offset, _ in fit], [image for _, image in fit]
+            images = torch.empty((len(encoded), crops.side, crops.side, 3), dtype=torch.uint8, device=self._device)
             if able:
-                chosen = np.arange(where.start, where.stop)[able]
+                chosen = np.arange(piece.start, piece.stop)[able]
                 inside = boxes.dtype.kind == "i"  # a training crop is cut out first; evaluation sees beyond its box
-                made = resample(decoded, boxes[chosen], mirrored[chosen], cuts.side, self._data.resize, inside)
+                resized = resample(decoded, boxes[chosen], flipped[chosen], crops.side, self._data.resize, inside)
                 if len(able) == len(encoded):
-                    pictures = made
+                    images = resized
                 else:
-                    pictures[able] = made
+                    images[able] = resized
             done = torch.cuda.Event()
             done.record()
-        return pictures, done, sorted(set(range(len(encoded))) - set(able))
+        return images, done, sorted(set(range(len(encoded))) - set(able))
 
     def _on_host(
-        self, split: Encoded, numbers: Numbers, place: int, boxes: NDArray[Any], mirrored: NDArray[np.bool_],
-        cuts: Cuts, into: Tensor,
+        self, split: ImageFiles, indices: Int64s, at: int, boxes: NDArray[Any], flipped: Bools, crops: Crops,
+        out: Tensor,
     ) -> int:  # fmt: skip
-        """Decode one image here; gives the number of the one that is shown."""
-        number, host = int(numbers[place]), np.empty(tuple(into.shape), np.uint8)
-        fault = self._fill.decode(split, number, boxes[place], bool(mirrored[place]), host)
+        """Decode one image on the host, or a good one in its place; returns the index of the one that is shown."""
+        index, image = int(indices[at]), np.empty(tuple(out.shape), np.uint8)
+        fault = self._decoder.decode(split, index, boxes[at], bool(flipped[at]), image)
         if fault is not None:
-            number = self._replace(split, number, place, cuts, host, fault)
-        into.copy_(torch.from_numpy(host).pin_memory(), non_blocking=True)  # and no step waits for it
-        return number
+            index = self._replace(split, index, at, crops, image, fault)
+        out.copy_(pinned(image, self._device), non_blocking=True)
+        return index
 
     def _can(self, row: Any, encoded: bytes) -> bool:
-        """Whether the accelerator may decode it: it would not notice that a file is cut short, nor how large it is."""
+        """Whether the accelerator may decode an image: it would not notice that a file is cut short, or too large."""
         flags, (height, width) = int(row["flags"]), _size(row)
         turned = self._data.orientation == "honor" and flags & Flag.TURNED
         good = bool(flags & Flag.JPEG) and not flags & Flag.OTHER_LABEL and height * width <= MOST_PIXELS
         return good and not turned and encoded.endswith(END)
 
     def _by_nvjpeg(self, encoded: list[bytes]) -> list[Tensor | None]:
-        """Pictures on the device; None for a file that is refused, whoever is decoded beside it."""
+        """Images on the device; None for a file that nvJPEG refuses, whatever is decoded beside it."""
         from torchvision.io import ImageReadMode, decode_jpeg  # noqa: PLC0415 - optional, and slow to load
 
-        held = [torch.frombuffer(data, dtype=torch.uint8) for data in encoded]
+        buffers = [torch.frombuffer(data, dtype=torch.uint8) for data in encoded]
         try:
-            return list(decode_jpeg(held, mode=ImageReadMode.RGB, device=self._device)) if held else []
+            return list(decode_jpeg(buffers, mode=ImageReadMode.RGB, device=self._device)) if buffers else []
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:

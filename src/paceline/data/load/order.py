@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline import keyed
+from paceline.numpy_types import Int64s
 from paceline.planning import Plan
-
-Positions = NDArray[np.int64]
 
 
 class Order:
@@ -16,27 +14,27 @@ class Order:
 
     def __init__(self, seed: int, images: int, epoch_images: int) -> None:
         self._seed, self._images, self._length = seed, images, epoch_images
-        self._known: dict[int, NDArray[np.int64]] = {}
+        self._permutations: dict[int, Int64s] = {}
 
-    def images(self, positions: Positions) -> NDArray[np.int64]:
-        """The number of the image at each position."""
-        epochs, places = np.divmod(positions, self._length)
+    def images(self, positions: Int64s) -> Int64s:
+        """The index of the image at each position."""
+        epochs, offsets = np.divmod(positions, self._length)
         result = np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
-            result[here] = self._permutation(epoch)[places[here]]
+            result[here] = self._permutation(epoch)[offsets[here]]
         return result
 
-    def epochs(self, positions: Positions) -> NDArray[np.int64]:
+    def epochs(self, positions: Int64s) -> Int64s:
         """The epoch that each position belongs to, counted from 0."""
         return positions // self._length
 
-    def _permutation(self, epoch: int) -> NDArray[np.int64]:
-        if epoch not in self._known:
-            for old in [e for e in self._known if e < epoch - 1]:
-                del self._known[old]
-            self._known[epoch] = keyed.permutation(keyed.key(self._seed, "order", epoch), self._images)
-        return self._known[epoch]
+    def _permutation(self, epoch: int) -> Int64s:
+        if epoch not in self._permutations:
+            for old in [e for e in self._permutations if e < epoch - 1]:
+                del self._permutations[old]
+            self._permutations[epoch] = keyed.permutation(keyed.key(self._seed, "order", epoch), self._images)
+        return self._permutations[epoch]
 
 
 def training_order(plan: Plan) -> Order:
@@ -44,8 +42,8 @@ def training_order(plan: Plan) -> Order:
     return Order(plan.recipe.seed, plan.facts.images, plan.epoch_images)
 
 
-def share(plan: Plan, step: int, replica: int) -> list[Positions]:
-    """The positions of each micro-batch that a replica runs in step number `step`, counted from 0.
+def micro_batch_positions(plan: Plan, step: int, replica: int) -> list[Int64s]:
+    """The positions of each micro-batch that a replica runs in a step, counted from 0.
 
     Micro-batch k of a step covers neighbors and is run by replica k mod R, so that the norm groups of a round lie
     side by side on neighboring replicas.
@@ -57,8 +55,8 @@ def share(plan: Plan, step: int, replica: int) -> list[Positions]:
     ]
 
 
-def judged(plan: Plan, replica: int) -> list[NDArray[np.int64]]:
-    """The validation images of each evaluation batch that a replica judges: every image stands in exactly one."""
+def evaluation_images(plan: Plan, replica: int) -> list[Int64s]:
+    """The validation images of each batch that a replica evaluates: every image is in exactly one."""
     size, count = plan.evaluation_batch, plan.facts.validation_images
     starts = range(0, count, size)
     return [np.arange(a, min(a + size, count), dtype=np.int64) for a in starts[replica :: plan.replicas]]

@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.device import to_device
+
 NUMBERS_AT_ONCE = 1 << 25
 """About how many numbers are resized together: small boxes lie in rows as wide as the widest beside them."""
 
@@ -38,12 +40,12 @@ def resample(
     groups, made = list(_together(lengths)), []
     for few in groups:
         # What is known of each box goes to the device in one piece; the weights, which are many, are made there.
-        sent = _sent(torch.from_numpy(known[few]), pictures[0].device)
+        sent = to_device(known[few], pictures[0].device)
         made.append(_product([windows[i] for i in few], sent, lengths[few].max(0).tolist(), side, reach))
     if len(groups) == 1:
         return made[0]
     back = np.argsort(np.concatenate([np.array(few) for few in groups]))
-    return torch.cat(made)[_sent(torch.from_numpy(back), pictures[0].device)]
+    return torch.cat(made)[to_device(back, pictures[0].device)]
 
 
 def _in_one_kernel(pictures: Sequence[Tensor], known: NDArray[np.float64], side: int, cubic: bool) -> Tensor:
@@ -51,8 +53,8 @@ def _in_one_kernel(pictures: Sequence[Tensor], known: NDArray[np.float64], side:
 
     device = pictures[0].device
     solid = [picture.contiguous() for picture in pictures]
-    places = _sent(torch.tensor([picture.data_ptr() for picture in solid]), device)
-    return resize(places, _sent(torch.from_numpy(known.astype(np.float32)), device), side, cubic)
+    places = to_device(torch.tensor([picture.data_ptr() for picture in solid]), device)
+    return resize(places, to_device(known.astype(np.float32), device), side, cubic)
 
 
 @cache
@@ -103,7 +105,3 @@ def _product(windows: list[Tensor], known: Tensor, largest: list[int], side: int
     columns = torch.where(known[:, -1, None, None] > 0, columns.flip(1), columns)
     made = rows[:, None] @ (wide @ columns.transpose(1, 2)[:, None])
     return made.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
-
-
-def _sent(values: Tensor, device: torch.device) -> Tensor:
-    return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)

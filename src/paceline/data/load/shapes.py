@@ -55,25 +55,25 @@ def _paint(split: str, numbers: Integers, labels: Integers) -> NDArray[np.uint8]
     """The images of these numbers: a background, strokes, the shape, then noise."""
     dark, light, slope = np.moveaxis(_uniforms(split, "colour", numbers, 3, _CHANNELS, 1, 1), 1, 0)
     background = _between(_BACKGROUND, dark)
-    # Lighter than the background in every channel, whatever the two colours: a person always sees the shape.
-    colour = background + _CONTRAST + (1 - _CONTRAST - background) * light
+    # Lighter than the background in every channel, whatever the two colors: a person always sees the shape.
+    color = background + _CONTRAST + (1 - _CONTRAST - background) * light
     ramp, _ = _coordinates(np.zeros((len(numbers), 2), np.float32), _uniforms(split, "gradient", numbers, 1)[:, 0])
     canvas = background + _between((-_GRADIENT / SIDE, _GRADIENT / SIDE), slope) * ramp[:, None]
 
     strokes = _uniforms(split, "stroke", numbers, _STROKES, 5)
-    stroke_colours = _uniforms(split, "stroke colour", numbers, _STROKES, _CHANNELS, 1, 1)
+    stroke_colors = _uniforms(split, "stroke colour", numbers, _STROKES, _CHANNELS, 1, 1)
     for stroke in range(_STROKES):
-        _blend(canvas, _stroke(strokes[:, stroke]), stroke_colours[:, stroke])
-    _blend(canvas, _shape(_uniforms(split, "shape", numbers, 4), labels), colour)
+        _blend(canvas, _stroke(strokes[:, stroke]), stroke_colors[:, stroke])
+    _blend(canvas, _shape(_uniforms(split, "shape", numbers, 4), labels), color)
     canvas += _noise(split, numbers)
     levels: NDArray[np.uint8] = np.rint(np.clip(canvas, 0, 1) * 255).astype(np.uint8)
     return levels.transpose(0, 2, 3, 1)
 
 
-def _blend(canvas: Floats, distance: Floats, colour: Floats) -> None:
-    """Paints the inside of a figure, given each pixel's distance from its edge; pixels on the edge mix both colours."""
+def _blend(canvas: Floats, distance: Floats, color: Floats) -> None:
+    """Paints the inside of a figure, given each pixel's distance from its edge; pixels on the edge mix both colors."""
     cover = np.clip(0.5 - distance, 0, 1)[:, None]
-    canvas += cover * (colour - canvas)
+    canvas += cover * (color - canvas)
 
 
 def _stroke(chosen: Floats) -> Floats:
@@ -87,8 +87,8 @@ def _stroke(chosen: Floats) -> Floats:
 def _shape(chosen: Floats, labels: Integers) -> Floats:
     """Distances in pixels from the shapes of these labels, each wholly inside its image."""
     radius = _between(_RADIUS, chosen[:, 3, None, None])
-    centre = (SIDE / 2 - radius[:, 0]) * _between((-1.0, 1.0), chosen[:, 1:3])
-    x, y = _coordinates(centre, chosen[:, 0])
+    center = (SIDE / 2 - radius[:, 0]) * _between((-1.0, 1.0), chosen[:, 1:3])
+    x, y = _coordinates(center, chosen[:, 0])
     distance = np.empty_like(x)
     for label, figure in enumerate(_FIGURES.values()):
         mine = labels == label
@@ -96,12 +96,12 @@ def _shape(chosen: Floats, labels: Integers) -> Floats:
     return distance
 
 
-def _coordinates(centre: Floats, turn: Floats) -> tuple[Floats, Floats]:
-    """Every pixel's place (n, 32, 32) in frames with these centres, turned by shares of a full circle."""
+def _coordinates(center: Floats, turn: Floats) -> tuple[Floats, Floats]:
+    """Every pixel's place (n, 32, 32) in frames with these centers, turned by shares of a full circle."""
     cosine, sine = _DIRECTIONS[(turn * len(_DIRECTIONS)).astype(np.int64)].T[:, :, None, None]
     pixels = np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2
-    x = pixels[None, None, :] - centre[:, 0, None, None]
-    y = pixels[None, :, None] - centre[:, 1, None, None]
+    x = pixels[None, None, :] - center[:, 0, None, None]
+    y = pixels[None, :, None] - center[:, 1, None, None]
     return cosine * x + sine * y, cosine * y - sine * x
 
 

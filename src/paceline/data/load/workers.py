@@ -1,4 +1,4 @@
-"""Who decodes a batch: threads of the replica, or processes that write into memory they share with it."""
+"""The workers that decode a batch: threads, or processes that write into memory they share with the replica."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from torch import Tensor
 
 from paceline.data.index import file
 from paceline.errors import Broken
+from paceline.numpy_types import Bools, Int64s, UInt8s
 
-Pictures = NDArray[np.uint8]
 Faults = list[tuple[int, str]]
-"""The images of a chunk that cannot be decoded, by their place in it, and why."""
+"""The images of a chunk that cannot be decoded, by their offset in it, and why."""
 STOPS = (signal.SIGINT, signal.SIGTERM)
-"""What asks a run to stop; sent to all of its processes, the replica alone acts on it."""
+"""Signals that ask a run to stop; they are sent to all of its processes, and only the replica acts on them."""
 
 
 @dataclass(frozen=True)
@@ -38,40 +38,40 @@ class Chunk:
     """Images of a batch that one worker decodes."""
 
     split: str
-    numbers: NDArray[np.int64]
+    indices: Int64s
     boxes: NDArray[Any]
-    mirrored: NDArray[np.bool_]
-    positions: NDArray[np.int64] | None
+    flipped: Bools
+    positions: Int64s | None
     """Where training images stand in the endless list."""
 
 
-Fill = Callable[[Chunk, Pictures], Faults]
-"""Decodes a chunk into its pictures."""
+Fill = Callable[[Chunk, UInt8s], Faults]
+"""Decodes a chunk into an array of its images."""
 
 
-class Batch(Protocol):
-    """Pictures of one size that are being decoded."""
+class DecodingBatch(Protocol):
+    """Images of one size that are being decoded."""
 
-    pictures: Pictures
+    images: UInt8s
 
     def decode(self, chunk: Chunk, first: int) -> Callable[[], Faults]:
-        """Start on a chunk, whose first picture is number `first`; what is given waits for it."""
+        """Start to decode a chunk into the batch from index `first` on; the returned function waits for it."""
         ...
 
-    def sent(self) -> Tensor:
-        """The pictures on the device; nothing is written to the batch after that."""
+    def to_device(self) -> Tensor:
+        """The images on the device; nothing may be written to the batch after that."""
         ...
 
 
 class Workers(Protocol):
-    """Who decodes."""
+    """Threads or processes that decode."""
 
-    def batch(self, shape: tuple[int, ...]) -> Batch:
-        """Room for pictures."""
+    def batch(self, shape: tuple[int, ...]) -> DecodingBatch:
+        """A new batch of this shape."""
         ...
 
-    def drop(self) -> None:
-        """Do not begin what was asked for and has not begun: nobody waits for it any more."""
+    def cancel(self) -> None:
+        """Cancel what has not begun: nobody waits for it any more."""
         ...
 
     def close(self) -> None:
@@ -80,17 +80,17 @@ class Workers(Protocol):
 
 
 class Threads:
-    """Threads of this process: there at once, and without memory of their own."""
+    """Threads of this process, which start at once and need no memory of their own."""
 
     def __init__(self, fill: Fill, count: int, device: torch.device) -> None:
-        self.fill, self.device, self.begun = fill, device, WeakSet[Future[Faults]]()
+        self.fill, self.device, self.futures = fill, device, WeakSet[Future[Faults]]()
         self.pool = ThreadPoolExecutor(count, "images")
 
-    def batch(self, shape: tuple[int, ...]) -> Batch:
+    def batch(self, shape: tuple[int, ...]) -> DecodingBatch:
         return _ThreadBatch(self, shape)
 
-    def drop(self) -> None:
-        _drop(self.begun)
+    def cancel(self) -> None:
+        _cancel(self.futures)
 
     def close(self) -> None:
         self.pool.shutdown(cancel_futures=True)
@@ -100,27 +100,27 @@ class _ThreadBatch:
     def __init__(self, threads: Threads, shape: tuple[int, ...]) -> None:
         self._threads = threads
         self._tensor = torch.empty(shape, dtype=torch.uint8, pin_memory=threads.device.type == "cuda")
-        self.pictures: Pictures = self._tensor.numpy()
+        self.images: UInt8s = self._tensor.numpy()
 
     def decode(self, chunk: Chunk, first: int) -> Callable[[], Faults]:
-        into = self.pictures[first : first + len(chunk.numbers)]
+        into = self.images[first : first + len(chunk.indices)]
         future = self._threads.pool.submit(self._threads.fill, chunk, into)
-        self._threads.begun.add(future)
+        self._threads.futures.add(future)
         return future.result
 
-    def sent(self) -> Tensor:
+    def to_device(self) -> Tensor:
         return self._tensor.to(self._threads.device, non_blocking=True)
 
 
 class Processes:
     """Processes that open the data themselves; they end with this one, however it ends."""
 
-    def __init__(self, makes: Callable[[], Fill], count: int, device: torch.device) -> None:
-        self.device, self.free, self._begun = device, list[_Shared](), WeakSet[Future[Faults]]()
+    def __init__(self, open_fill: Callable[[], Fill], count: int, device: torch.device) -> None:
+        self.device, self.free, self._futures = device, list[_Shared](), WeakSet[Future[Faults]]()
         self._taking = threading.Lock()
-        self._pool = ProcessPoolExecutor(count, server(), _begin, (makes,))
+        self._pool = ProcessPoolExecutor(count, server(), _begin, (open_fill,))
 
-    def batch(self, shape: tuple[int, ...]) -> Batch:
+    def batch(self, shape: tuple[int, ...]) -> DecodingBatch:
         size = int(np.prod(shape))
         with self._taking:  # steps and validation are prepared by threads of their own
             shared = next((some for some in self.free if some.size >= size), None)
@@ -134,11 +134,11 @@ class Processes:
         shared.wait()
         return _ProcessBatch(self, shared, shape)
 
-    def drop(self) -> None:
-        _drop(self._begun)
+    def cancel(self) -> None:
+        _cancel(self._futures)
 
     def submit(self, *work: Any) -> Callable[[], Faults]:
-        """Have a worker decode."""
+        """Let a worker decode."""
 
         def guarded(call: Callable[[], Any]) -> Any:
             try:
@@ -149,7 +149,7 @@ class Processes:
                 ) from None
 
         future: Future[Faults] = guarded(lambda: self._pool.submit(_decode, *work))
-        self._begun.add(future)
+        self._futures.add(future)
         return lambda: list(guarded(future.result))
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class Processes:
 
 
 def server() -> ForkServerContext:
-    """What worker processes come from: one process that goes on when a signal asks the run to stop."""
+    """The process that worker processes are forked from; it ignores the signals that ask a run to stop."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["paceline.data.load.files"])  # so that torch is loaded once, and shared
     resource_tracker.ensure_running()  # if it began in the call below, it would let signals through again
@@ -170,7 +170,7 @@ def server() -> ForkServerContext:
 
 
 _numbers = itertools.count()
-"""Tell one memory from another that has its path, once the first is gone."""
+"""Distinguish a new memory from an earlier one with the same path."""
 
 
 class _Shared:
@@ -179,30 +179,30 @@ class _Shared:
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self.number = next(_numbers)
-        self._lent = file.Memory(self.size)
-        self.path = self._lent.path
-        self.memory = np.frombuffer(self._lent.mapped, np.uint8)
+        self._memory = file.Memory(self.size)
+        self.path = self._memory.path
+        self.memory = np.frombuffer(self._memory.mapped, np.uint8)
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
         if self._copied:
             torch.cuda.cudart().cudaHostRegister(self.memory.ctypes.data, self.size, 0)
 
-    def sent(self, pictures: Pictures, device: torch.device) -> Tensor:
-        """Pictures that lie here, on the device."""
+    def to_device(self, images: UInt8s, device: torch.device) -> Tensor:
+        """A copy on the device of images in this memory."""
         if self._copied is None:
-            return torch.from_numpy(pictures).clone()
-        moved = torch.from_numpy(pictures).to(device, non_blocking=True)
+            return torch.from_numpy(images).clone()
+        copied = torch.from_numpy(images).to(device, non_blocking=True)
         self._copied.record()
-        return moved
+        return copied
 
     def close(self) -> None:
-        """Let the memory go."""
+        """Free the memory."""
         if self._copied:
             self._copied.synchronize()
             torch.cuda.cudart().cudaHostUnregister(self.memory.ctypes.data)
-        self._lent.close()
+        self._memory.close()
 
     def wait(self) -> None:
-        """Until the last copy from here is done."""
+        """Wait until the last copy from this memory is done."""
         if self._copied:
             self._copied.synchronize()
 
@@ -210,25 +210,25 @@ class _Shared:
 class _ProcessBatch:
     def __init__(self, processes: Processes, shared: _Shared, shape: tuple[int, ...]) -> None:
         self._processes, self._shared, self._shape = processes, shared, shape
-        self.pictures: Pictures = shared.memory[: int(np.prod(shape))].reshape(shape)
+        self.images: UInt8s = shared.memory[: int(np.prod(shape))].reshape(shape)
 
     def decode(self, chunk: Chunk, first: int) -> Callable[[], Faults]:
         shared = self._shared
         return self._processes.submit(chunk, shared.path, shared.number, shared.size, self._shape, first)
 
-    def sent(self) -> Tensor:
-        moved = self._shared.sent(self.pictures, self._processes.device)
+    def to_device(self) -> Tensor:
+        copied = self._shared.to_device(self.images, self._processes.device)
         self._processes.free.append(self._shared)
-        return moved
+        return copied
 
 
-def _drop(begun: WeakSet[Future[Faults]]) -> None:
-    for future in list(begun):
+def _cancel(futures: WeakSet[Future[Faults]]) -> None:
+    for future in list(futures):
         future.cancel()
 
 
 _fill: Fill
-_mapped: dict[str, tuple[int, Pictures]] = {}
+_mapped: dict[str, tuple[int, UInt8s]] = {}
 
 
 def begin() -> None:
@@ -239,17 +239,17 @@ def begin() -> None:
     torch.set_num_threads(1)
 
 
-def _begin(makes: Callable[[], Fill]) -> None:
+def _begin(open_fill: Callable[[], Fill]) -> None:
     begin()
     global _fill  # noqa: PLW0603 - a process works for one plan
     try:
-        _fill = makes()
+        _fill = open_fill()
     except Exception as fault:  # noqa: BLE001 - from here it would look as if the process had been killed
         _fill = _failing(fault)
 
 
 def _failing(fault: Exception) -> Fill:
-    """Tells of a fault to whoever has a chunk decoded."""
+    """Raises a fault for whoever asks to decode a chunk."""
 
     def fill(*_: object) -> Faults:
         raise fault
@@ -269,4 +269,4 @@ def _decode(chunk: Chunk, path: str, number: int, size: int, shape: tuple[int, .
         with Path(path).open("r+b") as file:
             _mapped[path] = number, np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
     batch = _mapped[path][1][: int(np.prod(shape))].reshape(shape)
-    return _fill(chunk, batch[first : first + len(chunk.numbers)])
+    return _fill(chunk, batch[first : first + len(chunk.indices)])

@@ -15,7 +15,8 @@ import pytest
 from files_made import clean_pictures, file_plan
 from paceline.data.index.scan import open_index
 from paceline.data.load import image_files
-from paceline.data.load.image_files import QUARANTINE, Encoded, Quarantine, listed, open_splits
+from paceline.data.load.image_files import ImageFiles, open_splits
+from paceline.data.load.quarantine import QUARANTINE, Quarantine, quarantined
 from paceline.errors import INTERRUPTED, DataError, ReadFailed
 from paceline.settings.data import Files
 from pictures_made import split, write_folder, write_tars
@@ -39,7 +40,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_files, "PAUSES", (0.0,) * 5)
 
 
-def opened(folder: Path, cache: int = 0) -> tuple[Encoded, Encoded]:
+def opened(folder: Path, cache: int = 0) -> tuple[ImageFiles, ImageFiles]:
     plan = file_plan(folder, f"on.cache={cache}")
     assert isinstance(plan.data, Files)
     return open_splits(plan, plan.data, folder)
@@ -185,7 +186,7 @@ def test_threads_that_read_the_same_image_count_it_once(folder: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert part.cache._taken[0] == sum(len(part.read(number)) for number in range(part.count))
+    assert part.cache._used[0] == sum(len(part.read(number)) for number in range(part.count))
 
 
 def test_a_replacement_is_looked_for_among_all_others_around_the_end(folder: Path) -> None:
@@ -218,7 +219,7 @@ def test_training_and_validation_images_of_one_number_are_two(tars: Path, tmp_pa
     bad = Quarantine.of(tmp_path, 20)
     for part in opened(tars):
         bad.add(part, 3, "it is empty")
-    assert len(bad) == len(listed(tmp_path)) == 2
+    assert len(bad) == len(quarantined(tmp_path)) == 2
 
 
 def test_replicas_and_later_starts_count_an_image_once(tars: Path, tmp_path: Path) -> None:
@@ -226,7 +227,7 @@ def test_replicas_and_later_starts_count_an_image_once(tars: Path, tmp_path: Pat
     one, other = Quarantine.of(tmp_path, 2), Quarantine.of(tmp_path, 2)
     one.add(part, 1, "it is empty")
     other.add(part, 1, "it is empty")
-    assert len(listed(tmp_path)) == len(one) == len(other) == 1
+    assert len(quarantined(tmp_path)) == len(one) == len(other) == 1
     third = Quarantine.of(tmp_path, 2)
     third.add(part, 1, "it is empty")
     assert len((tmp_path / QUARANTINE).read_text().splitlines()) <= 2
@@ -250,15 +251,15 @@ def test_a_line_that_a_kill_cut_short_is_passed_over(tars: Path, tmp_path: Path)
     Quarantine.of(tmp_path, 20).add(part, 1, "it is empty")
     with (tmp_path / QUARANTINE).open("a") as file:
         file.write('{"split": "training", "image": 2, "na')
-    assert [row["image"] for row in listed(tmp_path)] == [1]
+    assert [row["image"] for row in quarantined(tmp_path)] == [1]
     after = Quarantine.of(tmp_path, 20)
     after.add(part, 2, "it is empty")
     after.add(part, 3, "it is empty")
-    assert sorted(int(row["image"]) for row in listed(tmp_path)) == [1, 2, 3]
+    assert sorted(int(row["image"]) for row in quarantined(tmp_path)) == [1, 2, 3]
 
 
 def test_nothing_is_listed_where_there_is_no_run(tmp_path: Path) -> None:
-    assert listed(tmp_path) == []
+    assert quarantined(tmp_path) == []
 
 
 def test_the_numbers_of_images_are_those_of_the_index(folder: Path) -> None:
@@ -276,7 +277,7 @@ def test_too_many_bad_images_end_a_resumed_run_too(folder: Path, tmp_path: Path)
         first.add(part, 3, "it is empty")
     with pytest.raises(DataError, match=r"data.max_bad allows 0"):
         Quarantine.of(tmp_path, 0).add(part, 3, "it is empty")
-    assert len(listed(tmp_path)) == 1
+    assert len(quarantined(tmp_path)) == 1
 
 
 def test_images_of_an_earlier_start_count_until_they_are_mended(folder: Path, tmp_path: Path) -> None:
@@ -300,4 +301,4 @@ def test_images_of_an_earlier_start_count_until_they_are_mended(folder: Path, tm
     bad.add(("training", 1))  # which is damaged once more
     with pytest.raises(DataError, match=r"with it 4 images cannot be decoded, and data\.max_bad allows 3"):
         replicas[0].add(parts["training"], 1, "it is empty", is_bad)
-    assert len(listed(tmp_path)) == 5
+    assert len(quarantined(tmp_path)) == 5

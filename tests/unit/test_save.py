@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from conftest import make_plan
+from conftest import make_plan, make_session
 from paceline import checkpoint
-from paceline.record import Row, Run
+from paceline.record import Row
 from paceline.training import save
 
 SAVED = [0, 6, 12, 18, 24, 30, 36]
@@ -54,15 +54,16 @@ def state(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_saving_writes_the_step_and_prunes_the_rest(tmp_path: Path, state: Any) -> None:
     plan = make_plan("epochs=6", "on.keep_last=2")
-    run = Run(tmp_path, writer=True)
+    session = make_session(plan, tmp_path, "own", state=state)
     for state.step in (0, 6, 12, 18):
-        save.save(plan, run, state)
-    assert checkpoint.saved_steps(run.checkpoints) == [12, 18]
-    run.close()
+        save.save(session)
+    assert checkpoint.saved_steps(session.run.checkpoints) == [12, 18]
+    assert [row["step"] for row in session.run.rows() if row["kind"] == "checkpoint"] == [0, 6, 12, 18]
+    session.run.close()
 
 
 def test_only_the_writer_saves(tmp_path: Path, state: Any) -> None:
-    save.save(make_plan(), Run(tmp_path, writer=False), state)
+    save.save(make_session(make_plan(), tmp_path, state=state))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -72,12 +73,14 @@ def test_what_was_just_saved_stays_beside_damaged_checkpoints_of_later_steps(
 ) -> None:
     """A run whose newest checkpoints are damaged resumes from an older one; what it then saves must not be pruned."""
     plan = make_plan("epochs=6", f"on.keep_last={keep_last}")
-    run = Run(tmp_path, writer=True)
+    session = make_session(plan, tmp_path, "own", state=state)
+    run = session.run
     for step in (20, 30, 36):
         checkpoint.write(run.checkpoints, step, {"state.json": b"{}"})
         (run.checkpoints / checkpoint.name_of(step) / "state.json").write_bytes(b"damaged")
     state.step = 15
-    save.save(plan, run, state)
+    save.save(session)
     run.close()
-    found = [step for step, files in checkpoint.newest(run.checkpoints) if isinstance(files, dict)]
-    assert found == [15]
+    newest = checkpoint.newest_intact(run.checkpoints, lambda _: None)
+    assert newest is not None
+    assert newest[0] == 15

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from paceline.augment.boxes import Whole, evaluation_boxes, training_boxes
+from paceline.augment.resized_crop import evaluation_boxes, training_boxes
 from paceline.data.index.table import ROW
+from paceline.numpy_types import Int64s
 from paceline.settings.augment import Crop
 from paceline.settings.data import Center, Squash
 
@@ -22,7 +23,7 @@ MANY = np.arange(20_000, dtype=np.int64)
 CENTER = Center(name="center")
 
 
-def sizes(width: int, height: int, count: int) -> tuple[Whole, Whole]:
+def sizes(width: int, height: int, count: int) -> tuple[Int64s, Int64s]:
     return np.full(count, width, np.int64), np.full(count, height, np.int64)
 
 

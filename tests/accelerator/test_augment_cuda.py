@@ -1,4 +1,4 @@
-"""Pictures on an accelerator: policies make the host's bytes, everything else its numbers, and no step waits."""
+"""Augmentation on an accelerator: policies make the host's bytes, everything else its numbers, and no step waits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 from conftest import make_plan
 from paceline import keyed
-from paceline.augment import policy
-from paceline.augment.pipeline import Pixels
-from paceline.augment.policy_ops import apply
+from paceline.augment.pipeline import Augmentation, draw
+from paceline.augment.policy import draw_policy
+from paceline.augment.policy_ops import PolicyDraws, apply_policy
 
 pytestmark = [
     pytest.mark.accelerator,
@@ -44,11 +44,16 @@ def waits_are_errors() -> Iterator[None]:
 @pytest.mark.parametrize("words", POLICIES)
 def test_policies_make_the_same_bytes_on_host_and_device(words: str) -> None:
     recipe = make_plan("data.side=32", f"augment.policy={words}").recipe
-    layers = policy.draw(recipe, np.arange(256, dtype=np.int64), 32)
-    given = pictures(256, 32)
-    for smooth in (False, True):
-        on_host = apply(given, layers, 128, smooth)
-        assert torch.equal(on_host, apply(given.cuda(), layers, 128, smooth).cpu())
+    layers, given = draw_policy(recipe, np.arange(256, dtype=np.int64), 32), pictures(256, 32)
+    assert recipe.augment.policy is not None
+    for sampling in ("nearest", "bilinear"):
+        policy = recipe.augment.policy.model_copy(update={"sampling": sampling})
+        results = []
+        for device in (torch.device("cpu"), torch.device("cuda")):
+            draws = PolicyDraws.of(layers, device)
+            assert draws is not None
+            results.append(apply_policy(policy, given.to(device), draws.to(device)).cpu())
+        assert torch.equal(*results)
 
 
 @pytest.mark.parametrize("normalize", ["mean-std", "image"])
@@ -62,9 +67,11 @@ def test_everything_together_agrees_with_the_host_and_does_not_wait(normalize: s
         "augment.erase.probability=0.5",
         "augment.cutout=8",
     )
-    plan, given = make_plan(*words), pictures(64, 32)
-    moved, maker = given.cuda(), Pixels(plan, torch.device("cuda"), torch.float64)
-    with waits_are_errors():
-        made = maker.changed(moved, 0)
-    expected = Pixels(plan, torch.device("cpu"), torch.float64).changed(given, 0)
-    assert torch.allclose(made.cpu(), expected, atol=1e-6)
+    plan, given = make_plan(*words, "on.precision=fp64"), pictures(64, 32)
+    results = []
+    for device in (torch.device("cpu"), torch.device("cuda")):
+        images, labels, augment = given.to(device), torch.arange(64, device=device), Augmentation(plan, device)
+        with waits_are_errors():
+            draws = draw(plan, np.arange(64, dtype=np.int64), device).to(device)
+            results.append(augment(augment.prepare(images, draws), labels, draws)[0])
+    assert torch.allclose(results[0], results[1].cpu(), atol=1e-6)

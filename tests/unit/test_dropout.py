@@ -1,6 +1,8 @@
-"""Dropout and stochastic depth: shares and scales, and numbers that hang on seed, position and layer alone."""
+"""Dropout and stochastic depth: fractions and scales, and numbers that hang on seed, position and layer alone."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ from torch import Tensor, nn
 from conftest import make_plan
 from paceline import keyed
 from paceline.data.load.loader import open_loader
-from paceline.model.dropout import Chances, Dropout, StochasticDepth
+from paceline.model.batch import Batch
+from paceline.model.dropout import Dropout, DropoutMasks, StochasticDepth
 from paceline.model.whole import Whole
 from paceline.planning import Plan
 from paceline.world import World
@@ -30,10 +33,18 @@ def layers() -> nn.ModuleList:
 
 
 def drawn(positions: Tensor, seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """What each layer that drops keeps of the images at these positions."""
-    made = layers()
-    Chances(made, seed, dtype).draw(positions)
-    return [part.kept for part in made if isinstance(part, (Dropout, StochasticDepth)) and part.rate]
+    """The masks of the layers that drop, in their order, for the images at these positions."""
+    network = layers()
+    batch = batch_of(network, positions, seed, dtype)
+    return [mask_of(layer, batch) for layer in network if isinstance(layer, Dropout | StochasticDepth) and layer.rate]
+
+
+def batch_of(network: nn.Module, positions: Tensor, seed: int = 0, dtype: torch.dtype = torch.float64) -> Batch:
+    return Batch(torch.empty(1, 0), *DropoutMasks(network, seed, dtype)(positions))
+
+
+def mask_of(layer: Dropout | StochasticDepth, batch: Batch) -> Tensor:
+    return (batch.dropout if isinstance(layer, Dropout) else batch.depth)[layer.index]
 
 
 def rates() -> list[float]:
@@ -50,8 +61,8 @@ def test_each_layer_drops_its_share_and_scales_what_it_keeps() -> None:
 
 def test_every_feature_and_every_image_drops_its_share() -> None:
     dropout = Dropout(0.4, IMAGES)
-    Chances(dropout, 0, torch.float32).draw(torch.arange(IMAGES))
-    dropped = dropout.kept.eq(0).double()
+    ((mask,), _) = DropoutMasks(dropout, 0, torch.float32)(torch.arange(IMAGES))
+    dropped = mask.eq(0).double()
     spread = (0.4 * 0.6 / IMAGES) ** 0.5
     for axis in (0, 1):
         shares = dropped.mean(axis)
@@ -68,37 +79,39 @@ def test_layers_drop_independently_of_each_other() -> None:
 
 def test_dropout_scales_what_it_keeps_and_zeroes_the_rest_in_any_shape() -> None:
     dropout = Dropout(0.25, 12)
-    Chances(dropout, 0, torch.float64).draw(torch.arange(50))
-    mask = dropout.kept
+    batch = batch_of(dropout, torch.arange(50))
+    (mask,) = batch.dropout
     for shape in ((50, 12), (50, 3, 2, 2), (50, 12, 1, 1)):
         x = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 1
-        y = dropout(x)
+        y = dropout(x, batch)
         assert torch.allclose(y.view(50, 12), x.view(50, 12) * mask, rtol=1e-15)
         assert 0 < int((y == 0).sum()) < y.numel()
-    assert dropout(torch.ones(50, 12, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    assert dropout(torch.ones(50, 12, dtype=torch.bfloat16), batch).dtype == torch.bfloat16
 
 
 def test_stochastic_depth_takes_whole_images() -> None:
     depth = StochasticDepth(0.5)
-    Chances(depth, 0, torch.float64).draw(torch.arange(40))
+    batch = batch_of(depth, torch.arange(40))
     for shape in ((40, 3, 2, 2), (40, 5), (40, 6, 1)):
-        y = depth(torch.ones(shape, dtype=torch.float64)).flatten(1)
+        y = depth(torch.ones(shape, dtype=torch.float64), batch).flatten(1)
         assert {tuple(row.unique().tolist()) for row in y} == {(0.0,), (2.0,)}
-        assert torch.equal(y[:, 0], depth.kept)
+        assert torch.equal(y[:, 0], batch.depth[0])
 
 
 def test_gradients_are_dropped_and_scaled_as_the_features_are() -> None:
     dropout = Dropout(0.25, 6)
-    Chances(dropout, 0, torch.float64).draw(torch.arange(5))
+    batch = batch_of(dropout, torch.arange(5))
     x = torch.ones(5, 6, dtype=torch.float64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(dropout(x).sum(), x)
-    assert torch.equal(gradient, dropout.kept)
+    (gradient,) = torch.autograd.grad(dropout(x, batch).sum(), x)
+    assert torch.equal(gradient, batch.dropout[0])
 
 
 def test_evaluation_and_a_rate_of_zero_leave_everything() -> None:
     x = torch.ones(3, 7)
-    for part in (Dropout(0.5, 7).eval(), StochasticDepth(0.5).eval(), Dropout(0.0, 7), StochasticDepth(0.0)):
-        assert part(x) is x  # and nothing was drawn
+    for layer in (Dropout(0.5, 7), StochasticDepth(0.5)):
+        assert layer(x, None) is x
+    for layer in (Dropout(0.0, 7), StochasticDepth(0.0)):
+        assert layer(x, Batch(torch.empty(1, 0))) is x  # and no mask was drawn
 
 
 @pytest.mark.parametrize("sizes", [[12], [6, 6], [4, 4, 4], [1] * 12, [5, 7]], ids=str)
@@ -123,23 +136,18 @@ def test_another_position_seed_or_layer_gives_other_numbers() -> None:
     for other in (drawn(torch.arange(200), seed=1), drawn(200 + torch.arange(200)), drawn(2**32 + torch.arange(200))):
         assert not any(torch.equal(a, b) for a, b in zip(base, other, strict=True))
     twins = nn.ModuleList([Dropout(0.5, 4), Dropout(0.5, 4), StochasticDepth(0.5), StochasticDepth(0.5)])
-    Chances(twins, 0, torch.float64).draw(torch.arange(200))
-    masks = [part.kept for part in twins if isinstance(part, (Dropout, StochasticDepth))]
-    assert not torch.equal(masks[0], masks[1])
-    assert not torch.equal(masks[2], masks[3])
+    dropout, depth = DropoutMasks(twins, 0, torch.float64)(torch.arange(200))
+    assert not torch.equal(*dropout)
+    assert not torch.equal(*depth)
 
 
-def test_numbers_are_drawn_anew_each_time_and_stay_until_then() -> None:
+def test_several_batches_may_be_in_flight() -> None:
     depth = StochasticDepth(0.5)
-    chances = Chances(depth, 0, torch.float32)
+    one, other = (batch_of(depth, positions) for positions in (torch.arange(64), torch.arange(64, 128)))
     x = torch.ones(64, 1)
-    chances.draw(torch.arange(64))
-    first = depth(x)
-    assert torch.equal(depth(x), first)
-    chances.draw(torch.arange(64, 128))
-    assert not torch.equal(depth(x), first)
-    chances.draw(torch.arange(64))
-    assert torch.equal(depth(x), first)
+    first = depth(x, one)
+    assert not torch.equal(depth(x, other), first)
+    assert torch.equal(depth(x, one), first)
 
 
 def test_a_layer_s_number_is_the_one_that_its_key_stands_for() -> None:
@@ -179,14 +187,16 @@ CHANCY = ("model=efficientnet-cifar", "model.dropout=0.5", "model.survival=0.5",
 def masks_of_steps(plan: Plan, steps: int) -> list[Tensor]:
     """What the network's layers kept of each image of these steps, one row for each image in the order of the list."""
     whole = Whole(plan, WORLD)
-    parts = [part for part in whole.module.modules() if isinstance(part, (Dropout, StochasticDepth)) and part.rate]
     rows: list[Tensor] = []
-    whole.module.register_forward_hook(
-        lambda *_: rows.append(torch.cat([part.kept.view(plan.micro_batch, -1) for part in parts], 1))
-    )
+
+    def note(_module: nn.Module, _inputs: Any, named: dict[str, Batch]) -> None:
+        _, dropout, depth = named["batch"]
+        rows.append(torch.cat([mask.view(plan.micro_batch, -1) for mask in (*dropout, *depth)], 1))
+
+    whole.module.register_forward_pre_hook(note, with_kwargs=True)
     loader = open_loader(plan, None, 0, WORLD.device)
     for _, share in zip(range(steps), loader.training(0), strict=False):
-        whole.learn(share)
+        whole.forward_backward(share)
     return list(torch.cat(rows).split(plan.global_batch))
 
 
@@ -205,6 +215,6 @@ def test_no_generator_of_torch_is_touched() -> None:
     whole = Whole(plan, WORLD)
     share = next(open_loader(plan, None, 0, WORLD.device).training(0))
     before = torch.get_rng_state()
-    whole.learn(share)
+    whole.forward_backward(share)
     drawn(torch.arange(100))
     assert torch.equal(torch.get_rng_state(), before)

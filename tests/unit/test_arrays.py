@@ -73,9 +73,9 @@ def test_cifar_s_planes_become_pictures_and_labels_their_fine_class(name: str, t
     source = read(name, folder)
     for split, files in zip((source.training, source.validation), locate.CIFAR_FILES[name], strict=True):
         expected = np.concatenate([planes(file) for file in files])
-        assert split.count == len(expected) == len(split.pictures)
+        assert split.count == len(expected) == len(split.images)
         for plane in range(3):
-            assert np.array_equal(split.pictures[..., plane], expected[:, plane])
+            assert np.array_equal(split.images[..., plane], expected[:, plane])
         assert split.labels.tolist() == np.concatenate([labels_of(file, name) for file in files]).tolist()
 
 
@@ -217,7 +217,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_made_images_repeat_a_pool_and_count_as_many_as_asked() -> None:
     source = open_source(make_plan("data.images=100000", "data.validation_images=7"), None)
     assert (source.training.count, source.validation.count) == (100_000, 7)
-    pool = len(source.training.pictures)
+    pool = len(source.training.images)
     assert pool < 100_000
     numbers = np.array([0, pool, 5, pool + 5, 99_999], np.int64)
     taken, labels = source.training.take(numbers), source.training.labels_of(numbers)
@@ -242,4 +242,4 @@ def test_made_images_depend_on_the_seed_and_the_split() -> None:
     first = np.arange(30, dtype=np.int64)
     assert not np.array_equal(one.training.take(first), other.training.take(first))
     assert not np.array_equal(one.training.take(first), one.validation.take(first))
-    assert abs(one.training.pictures.mean() - 127.5) < 3
+    assert abs(one.training.images.mean() - 127.5) < 3

@@ -16,7 +16,7 @@ import pytest
 from files_made import Seen, clean_pictures, file_plan, judged, loading, same, spoilt
 from paceline.data.index import file
 from paceline.data.load import validation_cache
-from paceline.data.load.image_files import listed
+from paceline.data.load.quarantine import quarantined
 from pictures_made import split, write_folder, write_tars
 
 PICTURES = clean_pictures(60)
@@ -141,7 +141,7 @@ def test_every_run_lists_bad_images_and_shows_their_neighbors(tmp_path: Path) ->
         run = tmp_path / name
         run.mkdir()
         assert same(judged(file_plan(folder, *WORDS), folder, run), plain)
-        assert sorted(int(row["image"]) for row in listed(run)) == [0, 1, len(JUDGED) - 1]
+        assert sorted(int(row["image"]) for row in quarantined(run)) == [0, 1, len(JUDGED) - 1]
 
 
 def test_where_there_is_no_room_nothing_is_kept(folder: Path, plain: Seen, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,18 +13,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from conftest import make_plan
+from conftest import make_plan, make_session
 from paceline import checkpoint
 from paceline.errors import DataError, UserError
+from paceline.model.batch import Chain
 from paceline.model.branches import Auxiliary
 from paceline.model.layers import Head
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
 from paceline.model.pretrained import adopt, take
-from paceline.record import Run
 from paceline.settings.data import DataFacts
-from paceline.training.session import take_up
-from paceline.training.state import State, begin, fresh, to_files
+from paceline.training.restore import restore_newest
+from paceline.training.save import to_files
+from paceline.training.state import State, build_state, initialize_state
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -37,8 +38,8 @@ Tensors = dict[str, Tensor]
 def make_state(*words: str) -> State:
     """A small network as it begins."""
     plan = make_plan(*words)
-    state = fresh(plan, WORLD)
-    begin(state, plan)
+    state = build_state(plan, WORLD)
+    initialize_state(state, plan)
     return state
 
 
@@ -189,12 +190,12 @@ def test_the_report_says_how_many_were_taken_and_what_starts_anew(tmp_path: Path
 
 def headed(classes: int = 5, auxiliary: bool = True) -> Network:
     """A small network with two heads on the way."""
-    blocks: dict[str, nn.Module] = {"stem": nn.Sequential(nn.Conv2d(3, 4, 1), BatchNormAct(4, 0.1, 1e-5))}
+    blocks: dict[str, nn.Module] = {"stem": Chain(nn.Conv2d(3, 4, 1), BatchNormAct(4, 0.1, 1e-5))}
     if auxiliary:
-        blocks["aux1"] = Auxiliary(nn.Sequential(nn.Flatten(), nn.Linear(16, 8)), 8, classes)
+        blocks["aux1"] = Auxiliary(Chain(nn.Flatten(), nn.Linear(16, 8)), 8, classes)
     blocks["stage1/unit1"] = nn.Conv2d(4, 6, 1)
     if auxiliary:
-        blocks["aux2"] = Auxiliary(nn.Sequential(nn.Flatten(), nn.Linear(24, 8)), 8, classes)
+        blocks["aux2"] = Auxiliary(Chain(nn.Flatten(), nn.Linear(24, 8)), 8, classes)
     blocks["head"] = Head(6, classes)
     made = Network(OrderedDict(blocks))
     with torch.no_grad():
@@ -348,7 +349,7 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, suffix: str, damage: str) ->
 def test_weights_of_another_network_are_one_line(tmp_path: Path, other: str, message: str) -> None:
     colors = ("data.mean=[0.5]", "data.std=[0.5]") if "channels" in other else ()
     with torch.random.fork_rng(devices=[]):
-        theirs = fresh(make_plan(other, *colors), WORLD)
+        theirs = build_state(make_plan(other, *colors), WORLD)
     torch.save(tensors_of(theirs), tmp_path / "weights.pth")
     assert message in one_line(tmp_path / "weights.pth")
 
@@ -365,13 +366,13 @@ def test_too_few_or_too_many_foreign_tensors_are_one_line(tmp_path: Path) -> Non
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_run_that_keeps_an_average_passes_that_on(tmp_path: Path, precision: str) -> None:
     theirs = trained("ema.decay=0.9", f"on.precision={precision}", f"on.weights={precision}")
-    assert theirs.average is not None
-    for row in theirs.average.tensors().values():
+    assert theirs.ema is not None
+    for row in theirs.ema.tensors().values():
         row.fill_(0.75)
     checkpoint.write(tmp_path / "checkpoints", theirs.step, to_files(theirs))
     plan = make_plan(words_from(tmp_path))
-    started = fresh(plan, WORLD)
-    begin(started, plan)
+    started = build_state(plan, WORLD)
+    initialize_state(started, plan)
     assert all((tensor == 0.75).all() for tensor in tensors_of(started).values())
 
 
@@ -379,18 +380,20 @@ def test_a_run_that_started_from_weights_is_resumed_without_them(tmp_path: Path)
     theirs = tensors_of(trained())
     torch.save(theirs, tmp_path / "weights.pth")
     plan = make_plan(words_from(tmp_path / "weights.pth"))
-    first = Run(tmp_path / "run", writer=True)
-    started = take_up(plan, WORLD, first)
+    first = make_session(plan, tmp_path / "run", "own")
+    restore_newest(first)
+    started = first.state
     assert same(tensors_of(started), theirs)
-    assert f"init.from {tmp_path}/weights.pth: 37 tensors taken over" in (tmp_path / "run" / "log.txt").read_text()
+    assert f"init.from {tmp_path}/weights.pth: 37 tensors taken over" in first.run.rows()[0]["text"]
     started.network.module.state_dict()["head.dense.bias"].fill_(9)
     started.step = 1
-    checkpoint.write(first.checkpoints, 1, to_files(started))
-    first.close()
+    checkpoint.write(first.run.checkpoints, 1, to_files(started))
+    first.run.close()
     (tmp_path / "weights.pth").unlink()
-    again = Run(tmp_path / "run", writer=True)
-    resumed = take_up(plan, WORLD, again)
-    again.close()
+    again = make_session(plan, tmp_path / "run", "own", state=build_state(plan, WORLD))
+    restore_newest(again)
+    again.run.close()
+    resumed = again.state
     assert resumed.step == 1
     assert same(tensors_of(resumed), tensors_of(started))
-    assert (tmp_path / "run" / "log.txt").read_text().count("init.from") == 1
+    assert len(again.run.rows()) == 1

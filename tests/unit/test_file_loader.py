@@ -31,15 +31,16 @@ from files_made import (
     trained,
 )
 from paceline import keyed
-from paceline.augment import crop
-from paceline.augment.boxes import evaluation_boxes, training_boxes
+from paceline.augment.flip import draw_flips
+from paceline.augment.resized_crop import evaluation_boxes, training_boxes
 from paceline.data.index.fingerprint import digest_of
 from paceline.data.index.image_header import look
 from paceline.data.load import image_files
 from paceline.data.load.decode import decode_into
-from paceline.data.load.files import EvaluationCuts, filler
-from paceline.data.load.image_files import listed, open_splits
+from paceline.data.load.files import EvaluationCrops, open_decoder
+from paceline.data.load.image_files import open_splits
 from paceline.data.load.order import training_order
+from paceline.data.load.quarantine import quarantined
 from paceline.data.load.workers import Chunk, Processes
 from paceline.errors import DataError, PlanError, ReadFailed, SpecError
 from paceline.planning import Plan
@@ -62,7 +63,7 @@ def alone(plan: Plan, picture: Made, position: int, number: int, side: int) -> P
     width, height, flags = look(picture.bytes)
     place = np.array([position])
     box = training_boxes(plan.recipe.seed, plan.recipe.augment.crop, place, np.array([width]), np.array([height]))[0]
-    mirrored = crop.draw(plan.recipe, place, np.array([number]), place // plan.epoch_images)[2]
+    mirrored = draw_flips(plan.recipe, place, np.array([number]), place // plan.epoch_images)
     out = np.zeros((side, side, 3), np.uint8)
     decode_into(picture.bytes, flags, width, height, box, bool(mirrored[0]), plan.data.resize, out)
     return out
@@ -140,8 +141,8 @@ def test_a_bad_image_is_replaced_by_the_next_good_one_cut_for_its_own_place(tmp_
         shown = instead.get(number, number)
         assert np.array_equal(pixels[position], alone(plan, TRAINING[shown], position, shown, 16)), (position, number)
         assert labels[position] == TRAINING[shown].label
-    assert sorted(int(row["image"]) for row in listed(run)) == sorted(instead)
-    for row in listed(run):
+    assert sorted(int(row["image"]) for row in quarantined(run)) == sorted(instead)
+    for row in quarantined(run):
         assert (
             row["path"]
             == row["name"]
@@ -156,7 +157,7 @@ def test_a_bad_image_that_is_met_on_the_way_to_a_replacement_is_listed_too(folde
     number = next(number for number in range(len(TRAINING) - 1) if number in first and number + 1 not in first)
     data = spoil(tmp_path / "data", number, number + 1)
     trained(file_plan(data, *WORDS), data, 0, 1, tmp_path)
-    assert sorted(int(row["image"]) for row in listed(tmp_path)) == [number, number + 1]
+    assert sorted(int(row["image"]) for row in quarantined(tmp_path)) == [number, number + 1]
 
 
 def test_a_header_that_claims_any_size_is_refused_by_what_it_claims(tmp_path: Path) -> None:
@@ -164,7 +165,7 @@ def test_a_header_that_claims_any_size_is_refused_by_what_it_claims(tmp_path: Pa
     run = tmp_path / "run"
     run.mkdir()
     trained(file_plan(folder, *WORDS), folder, 0, 3, run)
-    [row] = listed(run)
+    [row] = quarantined(run)
     assert "65,500 x 65,500 pixels" in str(row["reason"])
 
 
@@ -177,7 +178,7 @@ def test_a_wrong_label_is_replaced_too(tmp_path: Path) -> None:
     plan = file_plan(folder, *WORDS)
     pixels, labels = trained(plan, folder, 0, 3, run)
     number = keys_of(folder)[0].index(wrong)
-    [row] = listed(run)
+    [row] = quarantined(run)
     assert (row["image"], row["reason"]) == (number, "its label 4321 is none of the 10 classes")
     assert int(row["offset"]) > 0
     assert str(row["path"]).endswith(".tar")
@@ -195,7 +196,7 @@ def test_bad_validation_images_are_replaced_and_listed_as_such(tmp_path: Path) -
     assert np.array_equal(pixels[0], pixels[1])
     assert np.array_equal(pixels[-1], pixels[1])
     assert labels[0] == labels[-1] == VALIDATION[1].label
-    assert [(row["split"], row["image"]) for row in listed(run)] == [
+    assert [(row["split"], row["image"]) for row in quarantined(run)] == [
         ("validation", 0), ("validation", len(VALIDATION) - 1)
     ]  # fmt: skip
 
@@ -223,8 +224,10 @@ def test_images_come_at_the_side_that_the_schedule_says(folder: Path) -> None:
             side = 8 if step < half else 12
             for batch in share:
                 assert batch.images.shape[2:] == (side, side)
-                number = int(order.images(np.array([batch.first]))[0])
-                expected = alone(plan, TRAINING[number], batch.first, number, side)
+                assert batch.positions is not None
+                position = int(batch.positions[0])
+                number = int(order.images(np.array([position]))[0])
+                expected = alone(plan, TRAINING[number], position, number, side)
                 assert np.array_equal(batch.images[0].permute(1, 2, 0).numpy(), expected)
     assert judged(plan, folder)[0].shape[1:] == (16, 16, 3)
 
@@ -370,13 +373,13 @@ def test_a_worker_process_may_fill_the_cache_of_its_replica_alone(folder: Path) 
     assert isinstance(plan.data, Files)
     opens = partial(open_splits, plan, plan.data, folder)
     splits = opens()
-    made = filler(plan, opens, digest_of(*(part.table for part in splits)), splits[0].cache)
+    made = open_decoder(plan, opens, digest_of(*(part.table for part in splits)), splits[0].cache)
     for part in splits:
         numbers = np.arange(part.count)
-        boxes, mirrored = EvaluationCuts(plan, part).cut(numbers, numbers)
+        boxes, mirrored = EvaluationCrops(plan, part).boxes(numbers, numbers)
         into = np.empty((part.count, 16, 16, 3), np.uint8)
         assert made(Chunk(part.split, numbers, boxes, mirrored, None), into) == []
-        assert all(part.cache.take(part.split, number) == part._read(number) for number in range(part.count))
+        assert all(part.cache.get(part.split, number) == part._read(number) for number in range(part.count))
 
 
 def test_data_that_change_before_worker_processes_open_them_are_refused(tmp_path: Path) -> None:
@@ -399,7 +402,7 @@ def test_images_that_were_mended_before_a_resume_do_not_count(tmp_path: Path, re
     folders = [spoil(tmp_path / str(number), *which, how="corrupt") for number, which in enumerate([(1, 5), (5, 9)])]
     for folder in folders:
         trained(file_plan(folder, *words), folder, 0, 3, run)
-    assert sorted(int(row["image"]) for row in listed(run)) == [1, 5, 9]
+    assert sorted(int(row["image"]) for row in quarantined(run)) == [1, 5, 9]
     folder = spoil(tmp_path / "worse", 5, 9, 12, how="corrupt")
     with pytest.raises(DataError, match=r"with it 3 images cannot be decoded, and data\.max_bad allows 2"):
         trained(file_plan(folder, *words), folder, 0, 3, run)
@@ -412,7 +415,7 @@ def test_batches_of_worker_processes_may_grow_and_shrink() -> None:
         numbers = np.full(count, mark)
         chunk = Chunk("training", numbers, np.zeros((count, 4)), np.zeros(count, bool), None)
         assert batch.decode(chunk, 0)() == []
-        made = batch.sent()
+        made = batch.to_device()
         assert made.shape == (count, 40, 40, 3)
         assert bool((made == mark).all())
     workers.close()

@@ -1,0 +1,102 @@
+"""Images that cannot be decoded: each is listed in the run folder, and too many end the run."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.data.load.image_files import ImageFiles
+from paceline.errors import Broken, DataError
+
+QUARANTINE = "quarantine.jsonl"
+
+
+@dataclass
+class Quarantine:
+    """Images that cannot be decoded: counted once each, listed in the run folder, and too many end the run."""
+
+    folder: Path | None
+    """Where they are listed; None only counts."""
+    most: int
+    _bad: set[tuple[str, int]] = field(default_factory=set)
+    _earlier: set[tuple[str, int]] = field(default_factory=set)
+    """Those that were listed before this one was made, until they are looked at again."""
+    _mended: set[tuple[str, int]] = field(default_factory=set)
+    """Those that are listed and can be decoded by now."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def of(cls, folder: Path | None, most: int) -> Quarantine:
+        """One that allows so many images, with those that the folder lists already."""
+        quarantine = cls(folder, most)
+        quarantine._end_the_last_line()
+        quarantine._earlier = quarantine._listed()
+        quarantine._bad.update(quarantine._earlier)
+        return quarantine
+
+    def add(self, split: ImageFiles, index: int, reason: str, is_bad: Callable[[str, int], bool] | None = None) -> None:
+        """List an image; before too many end the run, `is_bad` looks again at those of earlier starts."""
+        image = split.split, index
+        with self._lock:
+            new = image not in self._bad
+            self._bad.add(image)
+            self._mended.discard(image)
+            if new and self.folder is not None:
+                row = split.table.rows[index]
+                line = {
+                    "split": split.split,
+                    "image": index,
+                    "name": split.table.name(index),
+                    "path": split.table.shards[int(row["shard"])],
+                    "offset": int(row["offset"]),
+                    "reason": reason,
+                }
+                self._write(json.dumps(line))
+                self._bad.update(self._listed() - self._mended)
+            if len(self._bad) > self.most and is_bad is not None:
+                self._mended |= {one for one in self._earlier - {image} if not is_bad(*one)}
+                self._bad -= self._mended
+                self._earlier.clear()
+            if len(self._bad) > self.most:
+                where = f"; they are listed in {self.folder / QUARANTINE}" if self.folder else ""
+                raise DataError(
+                    f"{split.table.name(index)}: {reason}; with it {len(self._bad):,} images cannot be decoded, and "
+                    f"data.max_bad allows {self.most:,}{where}; mend them, or write a larger data.max_bad"
+                )
+
+    def __len__(self) -> int:
+        return len(self._bad)
+
+    def _end_the_last_line(self) -> None:
+        """A kill may have cut it short, and the next image would be written behind it."""
+        path = self.folder / QUARANTINE if self.folder is not None else None
+        if path is not None and path.is_file() and not path.read_bytes().endswith(b"\n"):
+            self._write("")
+
+    def _write(self, line: str) -> None:
+        assert self.folder is not None
+        path = self.folder / QUARANTINE
+        try:
+            with path.open("a") as file:  # one short write each: replicas share the file
+                file.write(line + "\n")
+        except OSError as fault:
+            raise Broken(f"{path}: cannot be written: {fault.strerror}; what was saved is whole") from None
+
+    def _listed(self) -> set[tuple[str, int]]:
+        return {(str(row["split"]), int(row["image"])) for row in quarantined(self.folder)} if self.folder else set()
+
+
+def quarantined(folder: Path) -> list[dict[str, str | int]]:
+    """The images that a run has listed as bad, each once; a line that a kill cut short is skipped."""
+    path = folder / QUARANTINE
+    rows: dict[tuple[object, object], dict[str, str | int]] = {}
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            row = json.loads(line)
+            rows.setdefault((row["split"], row["image"]), row)
+        except (ValueError, KeyError):
+            continue
+    return list(rows.values())

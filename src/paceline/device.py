@@ -1,0 +1,28 @@
+"""How a plan's numbers reach its device: in which precision, and without the host waiting for the copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.planning import Plan
+
+
+def float_dtype(plan: Plan) -> torch.dtype:
+    """The precision of images, losses and gradients outside 16-bit layers."""
+    return torch.float64 if plan.placement.precision == "fp64" else torch.float32
+
+
+def pinned(values: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
+    """Host values in memory that the device can copy from while the host goes on."""
+    tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def to_device(values: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
+    """Host values on the device, without waiting until they are there."""
+    return pinned(values, device).to(device, non_blocking=True)

@@ -1,0 +1,31 @@
+"""The micro-batch that a training pass works for, and the modules that are told which one it is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+
+class Batch(NamedTuple):
+    """What layers know of the micro-batch that they work for; None in its place means evaluation."""
+
+    statistics: Tensor
+    """[norm groups, columns]: where batch norms write the mean and variance of each norm group."""
+    dropout: tuple[Tensor, ...] = ()
+    """What each dropout layer multiplies the features of each image by."""
+    depth: tuple[Tensor, ...] = ()
+    """What each layer of stochastic depth multiplies the residual branch of each image by."""
+
+
+class Layer(nn.Module):
+    """A module that takes the micro-batch as its second argument: layer(x, batch)."""
+
+
+class Chain(Layer, nn.Sequential):
+    """Layers and torch's own modules, one after another."""
+
+    def forward(self, x: Tensor, batch: Batch | None) -> Tensor:  # type: ignore[override]
+        for module in self:
+            x = module(x, batch) if isinstance(module, Layer) else module(x)
+        return x

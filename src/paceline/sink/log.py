@@ -1,0 +1,45 @@
+"""log.txt: one line, with the time, for each start, end, failure and note."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+
+from paceline.errors import Broken
+from paceline.planning import Plan
+from paceline.record import Row, Run
+
+LOG = "log.txt"
+
+
+class LogSink:
+    """Appends lines to the log of a run."""
+
+    def __init__(self, plan: Plan, run: Run, _console: Console) -> None:
+        self._plan, self._path = plan, run.folder / LOG
+
+    def row(self, row: Row) -> None:
+        match row["kind"]:
+            case "start":
+                self._append(f"start at step {row['step']} of {self._plan.steps}")
+            case "end" | "interrupted":
+                self._append(f"{row['kind']} at step {row['step']}")
+            case "failed":
+                self._append(f"failed: {row['why']}")
+            case "note":
+                self._append(row["text"])
+            case _:
+                pass
+
+    def progress(self, _what: str, _done: int, _total: int) -> None:
+        """The log has rows only."""
+
+    def _append(self, line: str) -> None:
+        try:
+            with self._path.open("a") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+        except OSError as fault:
+            raise Broken(
+                f"{self._path}: cannot be written: {fault.strerror}; all checkpoints so far are intact"
+            ) from None

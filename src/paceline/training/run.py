@@ -1,0 +1,105 @@
+"""One start of a run: from opening its folder to the last row of its record."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from paceline.data.inspect.check import Watch
+from paceline.errors import INTERRUPTED, Broken, UserError
+from paceline.job import Job
+from paceline.launch import OURS
+from paceline.planning import Plan
+from paceline.reconcile import fits, mixes
+from paceline.record import Row, Run, start_row
+from paceline.sink import open_sinks
+from paceline.training.averaging import average_at_end
+from paceline.training.loop import train
+from paceline.training.requests import Stopped
+from paceline.training.restore import restore_newest
+from paceline.training.session import Session, open_session
+
+
+def train_run(job: Job, folder: Path, console: Console, command: list[str]) -> int:
+    """Train in a run folder, from its newest intact checkpoint; gives the exit status."""
+    with open_session(
+        job.plan, folder, data_folder=job.data_folder, launch=job.launch, quarantine=folder, signals=True
+    ) as session:
+        try:
+            return _train(session, job, console, command)
+        except torch.OutOfMemoryError:
+            fault = Broken(out_of_memory(job.plan))
+            _write_failure(session.run, fault)
+            raise fault from None
+        except BaseException as fault:
+            _write_failure(session.run, fault)
+            raise
+
+
+def _train(session: Session, job: Job, console: Console, command: list[str]) -> int:
+    plan, world, run = session.plan, session.world, session.run
+    before = run.rows()
+    if world.first:
+        run.sinks = [*open_sinks(plan, run, console), _AdviceSink(job, run)]
+    restore_newest(session)
+    state = session.state
+    ended = not before or any(row["kind"] == "end" for row in before)
+    if state.step >= plan.steps and world.broadcast_object(ended):
+        if world.first:
+            text = f"This run is complete: {plan.steps} steps are trained. {run.folder}"
+            console.print(text, markup=False, soft_wrap=True)
+        return 0
+    parameters = sum(parameter.numel() for parameter in state.network.module.parameters())
+    run.write("start", **start_row(plan, job.machine, state.step, before, command), parameters=parameters)
+    done = False
+    with suppress(Stopped):
+        done = train(session)
+    if done:
+        average_at_end(session)
+    run.write("end" if done else "interrupted", step=state.step)
+    if not done and OURS in os.environ:
+        if world.first:
+            Path(os.environ[OURS], "interrupted").touch()
+        return 0
+    return 0 if done else INTERRUPTED
+
+
+class _AdviceSink:
+    """Notes once in a start that training waits for images, and what may help."""
+
+    def __init__(self, job: Job, run: Run) -> None:
+        self._run, self._advise = run, Watch(job.plan, job.data_folder, job.machine.cores)
+
+    def row(self, row: Row) -> None:
+        text = self._advise.heard(row) if row["kind"] == "report" else None
+        if text is not None:
+            self._run.note(text, warning=True)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Only reports tell how long training waited."""
+
+
+def out_of_memory(plan: Plan) -> str:
+    """What to write when a micro-batch does not fit the memory."""
+    smaller = [
+        size
+        for size in range(plan.micro_batch - 1, 0, -1)
+        if fits(plan.global_batch, plan.norm_batch, plan.replicas, size) and mixes(plan.recipe, size)
+    ]
+    remedy = (
+        f"write a smaller one, such as on.micro_batch={smaller[0]}"
+        if smaller
+        else "no smaller one fits norm_batch and on.replicas; write on.recompute=all, or more on.replicas"
+    )
+    return f"out of memory at on.micro_batch={plan.micro_batch}; {remedy}"
+
+
+def _write_failure(run: Run, fault: BaseException) -> None:
+    """Leave the reason in the record if the disk still takes it."""
+    reason = str(fault) if isinstance(fault, UserError) else f"{type(fault).__name__}: {fault}"
+    with suppress(Broken):
+        run.write("failed", why=reason)

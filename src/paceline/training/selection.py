@@ -1,0 +1,68 @@
+"""Which checkpoints of a run a command works on, chosen without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline import checkpoint
+from paceline.errors import RunError
+from paceline.record import Row, best_step, rows_of
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which checkpoints are evaluated, and whether on other images than the run's own."""
+
+    checkpoint: str | None = None
+    """A step, or 'best'; left out, the newest."""
+    every: bool = False
+    """All that were not evaluated yet."""
+    test: Path | None = None
+    """A folder of other images."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the record's rows."""
+        return "validation" if self.test is None else "test"
+
+    @property
+    def data(self) -> Row:
+        """What a row says of other images than the run's own: where they are."""
+        return {"data": str(self.test.resolve())} if self.test else {}
+
+
+def steps_to_evaluate(folder: Path, selection: Selection) -> list[int]:
+    """The steps selected; for the newest one, followed by those that take its place if it is damaged."""
+    saved = checkpoint.saved_steps(folder / "checkpoints")
+    if not saved:
+        raise RunError(f"{folder}: there is no checkpoint in this run yet")
+    if selection.every:
+        same = {"kind": selection.kind} | selection.data
+        done = {row["step"] for row in rows_of(folder) if same.items() <= row.items()}
+        return [step for step in saved if step not in done]
+    if selection.checkpoint is None:
+        return saved[::-1]
+    if selection.checkpoint == "best":
+        best = best_step(rows_of(folder), saved)
+        return saved[::-1] if best is None else [best]
+    number = Path(selection.checkpoint).name.removeprefix("step-")
+    if not number.isdigit() or int(number) not in saved:
+        raise RunError(
+            f"{folder}: there is no checkpoint of step '{selection.checkpoint}'; there is {', '.join(map(str, saved))}"
+        )
+    return [int(number)]
+
+
+def steps_to_average(folder: Path, last: int | None) -> list[int]:
+    """The steps of the last so many checkpoints, or of all; initial weights are no part of an average."""
+    saved = [step for step in checkpoint.saved_steps(folder / "checkpoints") if step > 0]
+    if not saved:
+        raise RunError(f"{folder}: there is no checkpoint of a trained step to average; train this run first")
+    if last is not None and last > len(saved):
+        there = f"{len(saved)} ({', '.join(map(str, saved))})" if len(saved) > 1 else f"1 (step {saved[0]})"
+        raise RunError(
+            f"{folder}: --last {last}, and of the checkpoints of trained steps there are {there}; "
+            f"write --last {len(saved)} or less, or train with a larger on.keep_last"
+        )
+    return saved[-last:] if last else saved

@@ -1,0 +1,91 @@
+"""Runs a verb on a job: in this process, or in one process for each local replica, started from the run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from paceline.errors import UserError
+from paceline.job import Job, console, stored_job
+from paceline.launch import OURS, launched
+from paceline.record import json_text
+from paceline.settings.build import flow
+
+Verb = Callable[..., Any]
+
+
+def run_verb(verb: str, job: Job, folder: Path, **arguments: Any) -> Any:
+    """Run a verb on a job and give what it gives; with several replicas, each is a process that opens the run folder.
+
+    `arguments` are the verb's own, as JSON has them.
+    """
+    if job.launch is not None or job.plan.replicas == 1:
+        return _verbs()[verb](job, folder, **arguments)
+    from paceline.world import start_replicas
+
+    placement = json.loads(job.asked.model_dump_json())
+    with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
+        result = Path(scratch, "result.json")
+        request = {
+            "words": [word for word in job.words if not word.startswith("on.")]
+            + [f"on.{key}={flow(value)}" for key, value in placement.items()],
+            "data": None if job.test or job.data_folder is None else str(job.data_folder),
+            "test": str(job.test) if job.test else None,
+            "arguments": arguments,
+            "result": str(result),
+        }
+        status = start_replicas(job.plan.replicas, ["paceline.worker", str(folder), verb, json.dumps(request)])
+        return json.loads(result.read_text()) if result.is_file() else status
+
+
+def main() -> None:
+    """One local replica: python -m paceline.worker FOLDER VERB REQUEST."""
+    folder, verb, text = sys.argv[1:]
+    request = json.loads(text)
+    try:
+        data, test = (Path(path) if path else None for path in (request["data"], request["test"]))
+        job = stored_job(Path(folder), request["words"], data, test)
+        result = _verbs()[verb](job, Path(folder), **request["arguments"])
+    except UserError as fault:
+        exit_with(fault)
+    if job.launch is not None and job.launch.rank == 0:
+        Path(request["result"]).write_text(json_text(result))
+
+
+def exit_with(fault: UserError) -> NoReturn:
+    """End the process with one line about a fault; a local replica leaves it for its parent to print."""
+    launch = launched()
+    if launch is not None and OURS in os.environ:
+        Path(os.environ[OURS], str(launch.rank)).write_text(str(fault))
+    else:
+        who = f" (replica {launch.rank})" if launch is not None and launch.rank else ""
+        print(f"error{who}: {fault}", file=sys.stderr)  # noqa: T201
+    sys.exit(fault.status)
+
+
+def _verbs() -> dict[str, Verb]:
+    """The verbs that run on replicas; torch is loaded here, once a plan stands."""
+    from paceline.training.averaging import Method, average_run
+    from paceline.training.run import train_run
+    from paceline.training.selection import Selection
+    from paceline.training.validation import validate_run
+
+    def train(job: Job, folder: Path, command: list[str]) -> int:
+        return train_run(job, folder, console(), command)
+
+    def validate(job: Job, folder: Path, checkpoint: str | None, every: bool) -> list[Any]:
+        return list(validate_run(job, folder, Selection(checkpoint, every, job.test)))
+
+    def average(job: Job, folder: Path, last: int | None, decay: float | None, recalibrate: int | None) -> list[Any]:
+        return list(average_run(job, folder, last, Method(decay, recalibrate)))
+
+    return {"train": train, "validate": validate, "average": average}
+
+
+if __name__ == "__main__":
+    main()
