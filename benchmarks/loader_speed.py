@@ -23,8 +23,9 @@ from paceline.data.index import locate
 from paceline.data.load.loader import open_loader
 from paceline.job import plan_job
 from paceline.planning import Plan
-from paceline.settings import build
+from paceline.settings.build import build
 from paceline.settings.placement import Placement
+from paceline.settings.read import Tree, parse
 from paceline.settings.recipe import Recipe
 
 RECIPE = """
@@ -40,13 +41,11 @@ augment: {flip: true}
 
 def planned(folder: Path, batch: int, words: dict[str, Any]) -> Plan:
     """A plan whose loader is the one to measure."""
-    recipe = build.build(Recipe, build.read(RECIPE.replace("BATCH", str(batch)), "loader_speed"))
+    recipe = build(Recipe, parse(RECIPE.replace("BATCH", str(batch)), "loader_speed"))
     whole = recipe.data.model_copy(update={"validation": 0.05}) if not _has_validation(folder) else recipe.data  # type: ignore[union-attr]
     data, _ = locate.locate(whole, folder)
     placement = Placement(replicas=1, micro_batch=batch, **words)
-    return plan_job(
-        "bench", recipe.model_copy(update={"data": data}), placement, folder, build.Tree(), build.Tree()
-    ).plan
+    return plan_job("bench", recipe.model_copy(update={"data": data}), placement, folder, Tree(), Tree()).plan
 
 
 def _has_validation(folder: Path) -> bool:

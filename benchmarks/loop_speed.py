@@ -24,8 +24,9 @@ from paceline.data.load.arrays import open_source
 from paceline.job import plan_job
 from paceline.planning import Plan
 from paceline.record import Row
-from paceline.settings import build
+from paceline.settings.build import build
 from paceline.settings.placement import Placement
+from paceline.settings.read import Tree, parse
 from paceline.settings.recipe import Recipe
 from paceline.training.loop import train
 from paceline.training.restore import restore_newest
@@ -156,10 +157,8 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         "compile": options.compile,
         "save": "1000 epochs",
     }
-    recipe = build.build(Recipe, build.read(text, "benchmark"))
-    plan = plan_job(
-        "benchmark", recipe, build.build(Placement, build.Tree(placement)), None, build.Tree(), build.Tree()
-    ).plan
+    recipe = build(Recipe, parse(text, "benchmark"))
+    plan = plan_job("benchmark", recipe, build(Placement, Tree(placement)), None, Tree(), Tree()).plan
     with tempfile.TemporaryDirectory() as folder, open_session(plan, Path(folder)) as session:
         turns = Turns(Bare(plan, options.model, session.world.device), options.steps)
         session.run.sinks = [turns]

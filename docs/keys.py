@@ -11,9 +11,10 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from paceline.settings.build import Settings, fields, kinds
 from paceline.settings.placement import Placement, keys
 from paceline.settings.recipe import Recipe
+from paceline.settings.schema import fields, kinds
+from paceline.settings.types import Settings
 
 Row = tuple[str, str, str]
 

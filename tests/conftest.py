@@ -15,8 +15,9 @@ import pytest
 from paceline.job import plan_job
 from paceline.planning import Plan
 from paceline.record import Mode, Run
-from paceline.settings import build
+from paceline.settings.build import build
 from paceline.settings.placement import Placement
+from paceline.settings.read import Tree, override, parse
 from paceline.settings.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -40,20 +41,20 @@ report: 1 steps
 
 def make_recipe(*words: str, text: str = SMALL) -> Recipe:
     """A recipe from a page and overrides."""
-    tree = build.read(text, "test.yaml")
+    tree = parse(text, "test.yaml")
     for word in words:
-        build.override(tree, word, Recipe)
-    return build.build(Recipe, tree)
+        override(tree, word, Recipe)
+    return build(Recipe, tree)
 
 
 def make_plan(*words: str, text: str = SMALL) -> Plan:
     """A plan from a page and overrides; on.* words place it, on the CPU unless they say otherwise."""
-    placed = build.Tree({"device": "cpu"}, {(): "test"})
+    placed = Tree({"device": "cpu"}, {(): "test"})
     for word in words:
         if word.startswith("on."):
-            build.override(placed, word.removeprefix("on."), Placement)
+            override(placed, word.removeprefix("on."), Placement)
     recipe = make_recipe(*(word for word in words if not word.startswith("on.")), text=text)
-    return plan_job("test", recipe, build.build(Placement, placed), None, build.Tree(), placed).plan
+    return plan_job("test", recipe, build(Placement, placed), None, Tree(), placed).plan
 
 
 def make_session(

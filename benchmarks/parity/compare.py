@@ -22,11 +22,12 @@ from paceline.model.build import build_network
 from paceline.model.dropout import Dropout, StochasticDepth
 from paceline.model.network import Network
 from paceline.model.norm import Statistics
-from paceline.model.pretrained import take
+from paceline.model.pretrained import load_weights
 from paceline.model.tables import MEMBERS
-from paceline.settings import build
+from paceline.settings.build import build
 from paceline.settings.data import DataFacts
 from paceline.settings.model import Model
+from paceline.settings.read import parse
 from paceline.settings.recipe import Recipe
 
 LIMIT = 1e-9
@@ -115,7 +116,7 @@ def compare(ours: str, theirs: str, device: torch.device) -> bool:
         network = build_network(settings, DataFacts(1, 1, CLASSES, side)).double()
         peer = _peer(theirs).to(device).double()
     fill(peer)
-    take(network, dict(peer.state_dict()), theirs)
+    load_weights(network, dict(peer.state_dict()), theirs)
     parameters = count(network), count(peer)
     images = torch.randn(IMAGES, 3, side, side, dtype=torch.float64, device=device)
     cells, worst = [], 0.0
@@ -164,7 +165,7 @@ def fill(network: nn.Module) -> None:
 def recipe(model: str) -> Recipe:
     """A recipe with this model."""
     page = f"{{model: {model}, global_batch: 4, epochs: 1, optimizer: {{name: sgd, lr: 0.1}}, schedule: constant}}"
-    return build.build(Recipe, build.read(page, "parity"))
+    return build(Recipe, parse(page, "parity"))
 
 
 def count(network: nn.Module) -> int:
@@ -180,9 +181,7 @@ def _side(model: Model) -> int:
 def _peer(words: str) -> nn.Module:
     source, *arguments = words.split()
     package, _, name = source.partition(":")
-    given: dict[str, Any] = {
-        key: build._scalar(value.lower()) for key, _, value in (a.partition("=") for a in arguments)
-    }
+    given = parse("\n".join(each.lower().replace("=", ": ", 1) for each in arguments), "parity").values
     if package == "timm":
         import timm  # type: ignore[import-not-found]
 

@@ -36,11 +36,11 @@ class Verbs(TyperGroup):
 
 def _refuse_option(fault: Any) -> None:
     """Say what to write in place of an unknown option, where that is known."""
-    from paceline.job import addresses
+    from paceline.job import all_addresses
     from paceline.settings.suggest import elsewhere
 
     words = " ".join(str(parameter.metavar) for parameter in fault.ctx.command.params)
-    known = [key for key in addresses() if "[KEY=VALUE]" in words or (key.startswith("on.") and "on.KEY" in words)]
+    known = [key for key in all_addresses() if "[KEY=VALUE]" in words or (key.startswith("on.") and "on.KEY" in words)]
     given = re.search(rf"\0{re.escape(fault.option_name)}[=\0]([^-\0][^\0]*)", "\0".join(sys.argv))
     value = given[1] if given else "..."
     option = fault.option_name.lstrip("-").replace("-", "_")
@@ -257,9 +257,9 @@ def data_pack(
     json: Json = False,
 ) -> None:  # fmt: skip
     """Write a data set as a pack: the same pixels, faster to decode; goes on where it was stopped."""
-    from paceline.command import data_pack as verbs
+    from paceline.command import data_pack as verb
 
-    verbs.pack(source, out, settings or [], max_side, quality, processes, verify, json)
+    verb.run(source, out, settings or [], max_side, quality, processes, verify, json)
 
 
 @data_app.command("convert", epilog="Example: paceline data convert ~/imagenet-pack ~/tars --to webdataset --shuffle 1")
@@ -273,9 +273,9 @@ def data_convert(
     json: Json = False,
 ) -> None:  # fmt: skip
     """Write a data set of any format as WebDataset tars, or as files in class folders."""
-    from paceline.command import data_pack as verbs
+    from paceline.command import data_convert as verb
 
-    verbs.convert(source, out, settings or [], to.value, samples, shuffle, json)
+    verb.run(source, out, settings or [], to.value, samples, shuffle, json)
 
 
 @data_app.command("check", epilog="Example: paceline data check ~/imagenet")

@@ -11,20 +11,23 @@ from rich.console import Console
 
 from paceline import checkpoint
 from paceline.data.index import locate
-from paceline.data.index.fingerprint import IDENTITY, check_identity, keep_identity, trained_classes
-from paceline.data.index.scan import Tell
+from paceline.data.index.fingerprint import FINGERPRINT, check_fingerprint, trained_classes, write_fingerprint
 from paceline.data.load.quarantine import QUARANTINE
 from paceline.errors import DataError, RunError, SpecError
 from paceline.launch import Launch, launched
 from paceline.machine import Machine, this_machine
 from paceline.model import tables
 from paceline.planning import Plan
+from paceline.progress import progress_bar
 from paceline.reconcile import make_plan
 from paceline.record import PLAN, RECORD, Run, Stored, store_plan, stored_plan
-from paceline.settings import build, shipped
+from paceline.settings import shipped
+from paceline.settings.build import build
 from paceline.settings.data import Data, Files, Made, Shapes
 from paceline.settings.placement import Placement
+from paceline.settings.read import Tree, changes, dump, override, parse
 from paceline.settings.recipe import Recipe
+from paceline.settings.schema import addresses
 from paceline.sink.log import LOG
 
 DEFAULT_RECIPE = "shapes/resnet8"
@@ -39,9 +42,9 @@ class Job:
     asked: Placement
     """The placement as it was written, 'auto' included."""
     data_folder: Path | None
-    written: build.Tree
+    written: Tree
     """Where each setting of the recipe was written."""
-    placed: build.Tree
+    placed: Tree
     """Where each setting of the placement was written."""
     machine: Machine
     launch: Launch | None
@@ -58,29 +61,29 @@ def read_words(recipe: str | None, words: list[str]) -> tuple[str, list[str]]:
     return recipe, words
 
 
-def read_recipe(name: str, words: list[str]) -> tuple[Recipe, build.Tree]:
+def read_recipe(name: str, words: list[str]) -> tuple[Recipe, Tree]:
     """A recipe with the overrides that concern it."""
     written = shipped.tree("recipes", name)
     for word in words:
         if not word.startswith("on."):
-            build.override(written, word, Recipe)
-    return build.build(Recipe, written, [key for key in addresses() if key.startswith("on.")]), written
+            override(written, word, Recipe)
+    return build(Recipe, written, [key for key in all_addresses() if key.startswith("on.")]), written
 
 
 def read_placement(
     page: str | None, words: list[str], replicas: int | None = None, device: str | None = None
-) -> tuple[Placement, build.Tree]:
+) -> tuple[Placement, Tree]:
     """A placement with the on.* words and flags that concern it."""
-    placed = shipped.tree("placements", page) if page else build.Tree({}, {(): "placement"})
+    placed = shipped.tree("placements", page) if page else Tree({}, {(): "placement"})
     for word in [*words, *flag_words(replicas, device)]:
         if word.startswith("on."):
-            build.override(placed, word, Placement, prefix="on.")
-    return build.build(Placement, placed, addresses()), placed
+            override(placed, word, Placement, prefix="on.")
+    return build(Placement, placed, all_addresses()), placed
 
 
-def addresses() -> list[str]:
+def all_addresses() -> list[str]:
     """Every word before a '=' that a recipe and a placement know."""
-    return [*build.addresses(Recipe), *(f"on.{key}" for key in build.addresses(Placement))]
+    return [*addresses(Recipe), *(f"on.{key}" for key in addresses(Placement))]
 
 
 def flag_words(replicas: int | None, device: str | None) -> list[str]:
@@ -101,7 +104,8 @@ def make_job(
     placement, placed = read_placement(page, words, replicas, device)
     check_folder(name, recipe.data, data)
     if look or data is not None or not locate.is_known(recipe.data):
-        settings, folder = locate.locate(recipe.data, locate.given_folder(data), tell_progress())
+        with progress_bar() as progress:
+            settings, folder = locate.locate(recipe.data, locate.given_folder(data), progress)
     else:
         assert recipe.data is not None
         settings, folder = recipe.data, None
@@ -135,8 +139,8 @@ def plan_job(
     recipe: Recipe,
     placement: Placement,
     folder: Path | None,
-    written: build.Tree,
-    placed: build.Tree,
+    written: Tree,
+    placed: Tree,
     words: tuple[str, ...] = (),
     test: Path | None = None,
 ) -> Job:
@@ -164,11 +168,11 @@ def prepare_folder(job: Job, folder: Path) -> None:
     except OSError as fault:
         raise RunError(f"{folder}: cannot be made: {fault.strerror}; choose another folder with --out") from None
     store_plan(folder, job.plan, job.asked, job.data_folder, job.written, job.placed)
-    keep_identity(folder, job.plan.data, job.data_folder)
+    write_fingerprint(folder, job.plan.data, job.data_folder)
 
 
 def _check_same(job: Job, folder: Path) -> None:
-    changed = build.differences(stored_plan(folder).recipe, job.plan.recipe)
+    changed = changes(stored_plan(folder).recipe, job.plan.recipe)
     changed = [line for line in changed if not line.startswith(("about:", "published:", "source:"))]
     if changed:
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
@@ -176,7 +180,7 @@ def _check_same(job: Job, folder: Path) -> None:
             f"{folder}: holds a run of another recipe; {changed[0]}{more}; choose another folder with --out, and begin "
             f"with the weights of this one, if you wish, by init.from={folder}"
         )
-    check_identity(folder, job.plan.data, job.data_folder)
+    check_fingerprint(folder, job.plan.data, job.data_folder)
 
 
 def _cleared(folder: Path) -> bool:
@@ -186,7 +190,7 @@ def _cleared(folder: Path) -> bool:
     with Run(folder, "read") as run:
         if not run.try_own():
             return False
-        for name in (PLAN, RECORD, LOG, IDENTITY, QUARANTINE):
+        for name in (PLAN, RECORD, LOG, FINGERPRINT, QUARANTINE):
             (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return True
@@ -197,16 +201,16 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
     that evaluates the images of that folder."""
     stored = stored_plan(folder)
     began = stored.recipe if test is None else _without_labels(stored.recipe)
-    written, placed = (build.read(build.dump(settings), str(folder)) for settings in (began, stored.placement))
+    written, placed = (parse(dump(settings), str(folder)) for settings in (began, stored.placement))
     for word in words:
         if word.startswith("on."):
-            build.override(placed, word.removeprefix("on."), Placement)
+            override(placed, word.removeprefix("on."), Placement)
         elif word.startswith("data.max_bad=") or (test and word.startswith(("data.labels=", "data.first_label="))):
             # Says when to give up, or how other images are labeled: nothing of what is learned.
-            build.override(written, word, Recipe)
+            override(written, word, Recipe)
         else:
             raise SpecError(f"'{word}': a run keeps its recipe; only on.* words may change, such as on.micro_batch=64")
-    recipe = build.build(Recipe, written)
+    recipe = build(Recipe, written)
     if test is not None:
         if data is not None:
             raise SpecError(f"--data {data} and --test {test}: only one of them can be evaluated; leave one out")
@@ -219,10 +223,10 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
             if data is None or not data.is_dir():
                 raise
             raise DataError(f"{fault}; evaluate other images than the run's own with validate --test {data}") from None
-        check_identity(folder, settings, place)
+        check_fingerprint(folder, settings, place)
     recipe = recipe.model_copy(update={"data": settings})
-    placement = build.build(Placement, placed)
-    return plan_job(str(folder), recipe, placement, place, build.Tree(), placed, tuple(words), test)
+    placement = build(Placement, placed)
+    return plan_job(str(folder), recipe, placement, place, Tree(), placed, tuple(words), test)
 
 
 def _without_labels(recipe: Recipe) -> Recipe:
@@ -241,7 +245,8 @@ def _settings_to_judge(folder: Path, data: Data | None, test: Path) -> Files:
     if not test.is_dir():
         what = "this is a file; write the folder of the images" if test.is_file() else "there is no such folder"
         raise DataError(f"--test {test}: {what}")
-    return locate.to_judge(data, names, test, tell_progress())
+    with progress_bar() as progress:
+        return locate.evaluation_files(data, names, test, progress)
 
 
 def _data_folder(folder: Path, stored: Stored, data: Path | None) -> Path | None:
@@ -262,25 +267,6 @@ def _data_folder(folder: Path, stored: Stored, data: Path | None) -> Path | None
 def _uncounted(data: Data | None) -> Data | None:
     """The data without the numbers of images, which were found: that they are still the same images says more."""
     return data.model_copy(update={"images": None, "validation_images": None}) if isinstance(data, Files) else data
-
-
-def tell_progress() -> Tell | None:
-    """A bar for what takes a while before a plan stands; none where nobody looks."""
-    if not sys.stderr.isatty():
-        return None
-    from rich.progress import Progress
-
-    bar = Progress(console=Console(stderr=True), transient=True)
-    task = bar.add_task("")
-
-    def tell(what: str, done: int, total: int) -> None:
-        bar.update(task, description=what, completed=done, total=total)
-        if done < total:
-            bar.start()
-        else:
-            bar.stop()
-
-    return tell
 
 
 def console() -> Console:

@@ -17,12 +17,15 @@ from typing import IO, Any, Literal, Protocol
 
 from paceline import __version__
 from paceline.errors import Broken, RunError
+from paceline.files import write_whole
 from paceline.machine import Machine
 from paceline.planning import Plan
-from paceline.settings.build import Settings, Tree, build, dump, read
+from paceline.settings.build import build
 from paceline.settings.placement import Placement
 from paceline.settings.placement import keys as placement_keys
+from paceline.settings.read import Tree, dump, parse
 from paceline.settings.recipe import Recipe
+from paceline.settings.types import Settings
 
 Row = dict[str, Any]
 
@@ -205,10 +208,9 @@ def store_plan(
         f"data_folder: {json.dumps(str(data_folder.resolve()) if data_folder else None)}\n"
     )
     numbers = "".join(f"#   {name}: {value}\n" for name, value in numbers_of(plan).items())
-    path, part = folder / PLAN, folder / f".{PLAN}"
+    path = folder / PLAN
     try:
-        part.write_text(text + "# What follows from them at the first start:\n" + numbers)
-        part.replace(path)
+        write_whole(path, text + "# What follows from them at the first start:\n" + numbers)
     except OSError as fault:
         raise RunError(f"{path}: cannot be written: {fault.strerror}") from None
 
@@ -218,7 +220,7 @@ def stored_plan(folder: Path) -> Stored:
     path = folder / PLAN
     if not path.is_file():
         raise RunError(f"{folder}: this is no run folder ('{PLAN}' is missing)")
-    return build(Stored, read(path.read_text(), str(path)))
+    return build(Stored, parse(path.read_text(), str(path)))
 
 
 def numbers_of(plan: Plan) -> Row:

@@ -14,7 +14,7 @@ from paceline.errors import UserError
 from paceline.job import Job, console, stored_job
 from paceline.launch import OURS, launched
 from paceline.record import json_text
-from paceline.settings.build import flow
+from paceline.settings.read import flow
 
 Verb = Callable[..., Any]
 

@@ -17,7 +17,8 @@ import torch
 from paceline import checkpoint, keyed
 from paceline.augment.crop import crop, draw_offsets, pad
 from paceline.augment.flip import draw_flips
-from paceline.settings import build, shipped
+from paceline.settings import shipped
+from paceline.settings.build import build
 from paceline.settings.recipe import Recipe
 
 pytestmark = [
@@ -40,7 +41,7 @@ def test_keyed_numbers_have_the_same_bits_on_cuda() -> None:
 
 
 def test_crops_on_the_device_have_the_host_pixels() -> None:
-    recipe = build.build(Recipe, shipped.tree("recipes", "cifar10/resnet20"))
+    recipe = build(Recipe, shipped.tree("recipes", "cifar10/resnet20"))
     pictures = keyed.words(1, np.arange(20 * 32 * 32 * 3, dtype=np.int64))[0].astype(np.uint8).reshape(20, 32, 32, 3)
     wide, numbers = pad(pictures, recipe.augment), np.arange(19, -1, -1)
     positions = np.arange(100, 120, dtype=np.int64)

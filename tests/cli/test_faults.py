@@ -25,7 +25,7 @@ FAULTS = [
     (["plan", "cifar10/resnet20", "on.micro_batch=20"], "on.micro_batch 20 does not divide global_batch 128"),
     (["plan", "cifar10/resnet20", "model=resnet21"], "'model=resnet21': model: no model is named 'resnet21'"),
     (["train", "twice.yaml"], "twice.yaml:2: 'epochs' is written twice"),
-    (["train", "typo.yaml"], "typo.yaml:3: optimizer: momentum has no 'momentm'; did you mean 'momentum'?"),
+    (["train", "typo.yaml"], "typo.yaml:3: optimizer: sgd has no 'momentm'; did you mean 'momentum'?"),
     (["train", "cifar10/resnet20"], "where is cifar10? write --data FOLDER"),
     (["train", "cifar10/resnet20", "--data", "nowhere"], "nowhere: there is no such folder"),
     (["train", "cifar10/resnet20", "--data", "."], "'data_batch_1.bin' is neither here"),
@@ -70,7 +70,7 @@ def test_a_fault_is_one_line_and_never_loads_torch(tmp_path: Path, words: list[s
     (tmp_path / "typo.yaml").write_text("model: resnet8\nepochs: 1\noptimizer: {name: sgd, momentm: 1}\n")
     (tmp_path / "labels.csv").write_text("")
     (tmp_path / "generated.yaml").write_text(SMALL)
-    (tmp_path / "on.yaml").write_text(SMALL.replace("report: 1 steps", "on: {precision: 16.32}"))
+    (tmp_path / "on.yaml").write_text(SMALL.replace("report: 1 steps", "on: {precision: bf16}"))
     program = (
         "import sys\nfrom paceline.cli import main\n"
         "try:\n main()\nfinally:\n assert 'torch' not in sys.modules, 'torch was loaded'\n"

@@ -16,8 +16,8 @@ from paceline.command import models
 from paceline.command.models import settings_of
 from paceline.errors import PlanError
 from paceline.model import tables
-from paceline.settings.build import fields, kinds
 from paceline.settings.recipe import Recipe
+from paceline.settings.schema import fields, kinds
 
 FAKE = """
 from torch import nn

@@ -21,8 +21,9 @@ from torch import Tensor
 from paceline.model.build import build_network
 from paceline.model.network import Network
 from paceline.model.tables import MEMBERS, member, smallest_side
-from paceline.settings import build
+from paceline.settings.build import build
 from paceline.settings.data import DataFacts
+from paceline.settings.read import parse
 from paceline.settings.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -61,7 +62,7 @@ def fill(network: Network) -> None:
 
 def recipe(model: str) -> Recipe:
     page = f"{{model: {model}, global_batch: 1, epochs: 1, optimizer: {{name: sgd, lr: 0.1}}, schedule: constant}}"
-    return build.build(Recipe, build.read(page, "golden"))
+    return build(Recipe, parse(page, "golden"))
 
 
 @torch.no_grad()

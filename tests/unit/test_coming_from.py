@@ -19,10 +19,12 @@ import typer
 from paceline.cli import app
 from paceline.errors import SpecError
 from paceline.model import tables
-from paceline.settings import build
-from paceline.settings.build import Settings
+from paceline.settings.build import build
 from paceline.settings.placement import Placement
+from paceline.settings.read import Tree, override
 from paceline.settings.recipe import Recipe
+from paceline.settings.schema import fields, kinds
+from paceline.settings.types import Settings
 
 PAGE = (Path(__file__).parents[2] / "docs/coming-from.md").read_text()
 
@@ -171,7 +173,7 @@ def is_key(address: str, model: type[Settings]) -> bool:
     """Whether an address leads to a setting, through some kind wherever there are several."""
     around = {model}
     for step in address.split("."):
-        found = [build.fields(kind)[step] for kind in around if step in build.fields(kind)]
+        found = [fields(kind)[step] for kind in around if step in fields(kind)]
         if not found:
             return False
         around = {kind for info in found for kind in parts(info.annotation)}
@@ -190,8 +192,8 @@ def pages(words: list[str]) -> Iterator[dict[str, Any]]:
 
 def samples(key: str) -> Iterator[dict[str, Any]]:
     """One of each kind that a section may be."""
-    for kind, name in {kind: name for name, kind in build.kinds(build.fields(Recipe)[key]).items()}.items():
-        needed = {field for field, info in build.fields(kind).items() if info.is_required()}
+    for kind, name in {kind: name for name, kind in kinds(fields(Recipe)[key]).items()}.items():
+        needed = {field for field, info in fields(kind).items() if info.is_required()}
         yield {"name": name} | {field: value for field, value in NEEDED.items() if field in needed}
 
 
@@ -204,11 +206,11 @@ def refusal(words: list[str]) -> str:
 
 
 def _refused(model: type[Settings], page: dict[str, Any], words: list[str]) -> str:
-    tree = build.Tree(values=deepcopy(page), places={(): "page"})
+    tree = Tree(values=deepcopy(page), places={(): "page"})
     try:
         for word in words:
-            build.override(tree, word, model)
-        built = build.build(model, tree)
+            override(tree, word, model)
+        built = build(model, tree)
     except SpecError as fault:
         return str(fault)
     if isinstance(built, Recipe) and built.model.name not in (*NETWORKS, "timm", "torchvision"):

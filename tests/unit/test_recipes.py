@@ -18,8 +18,9 @@ from paceline.machine import Machine
 from paceline.model import tables
 from paceline.planning import Plan
 from paceline.reconcile import make_plan as reconcile
-from paceline.settings import build, shipped
+from paceline.settings import shipped
 from paceline.settings.augment import AutoAugment, Crop, LogarithmicCut, RandAugment, UniformCut
+from paceline.settings.build import build
 from paceline.settings.data import Center, Files, Squash
 from paceline.settings.model import ResNet
 from paceline.settings.optimizer import Lamb, Lars, RmsProp, WeightDecay
@@ -321,7 +322,7 @@ def test_a_recipe_says_where_it_comes_from(name: str) -> None:
 
 @pytest.mark.parametrize("name", shipped.names("recipes"))
 def test_the_list_of_recipes_shows_what_their_pages_say(name: str) -> None:
-    recipe = build.build(Recipe, shipped.tree("recipes", name))
+    recipe = build(Recipe, shipped.tree("recipes", name))
     shown = row(name)
     assert shown == {
         "name": name,

@@ -30,8 +30,9 @@ from paceline.record import (
     store_plan,
     stored_plan,
 )  # fmt: skip
-from paceline.settings import build
+from paceline.settings.build import build
 from paceline.settings.placement import Placement
+from paceline.settings.read import Tree, override, parse
 from paceline.settings.recipe import Recipe
 from paceline.sink.csv import CsvSink
 from paceline.sink.log import LOG, LogSink
@@ -153,12 +154,12 @@ def test_a_disk_that_fails_is_told_in_one_line(tmp_path: Path) -> None:
 
 def test_a_stored_plan_is_read_back_with_all_its_settings(tmp_path: Path) -> None:
     text = SMALL + "about: '1st: a # b'\n"
-    written = build.read(text, "mine.yaml")
-    build.override(written, "epochs=2", Recipe)
-    recipe = build.build(Recipe, written)
+    written = parse(text, "mine.yaml")
+    override(written, "epochs=2", Recipe)
+    recipe = build(Recipe, written)
     asked = Placement(micro_batch=4, save=make_recipe().report)
     plan = make_plan("epochs=2", "on.micro_batch=4", text=text)
-    store_plan(tmp_path, plan, asked, Path("some/../data"), written, build.Tree({}, {("micro_batch",): "'on.x'"}))
+    store_plan(tmp_path, plan, asked, Path("some/../data"), written, Tree({}, {("micro_batch",): "'on.x'"}))
     stored = stored_plan(tmp_path)
     assert stored.recipe == recipe
     assert stored.placement == asked
@@ -177,7 +178,7 @@ def test_a_stored_plan_is_read_back_with_all_its_settings(tmp_path: Path) -> Non
 
 def test_a_run_without_a_data_folder_stores_none(tmp_path: Path) -> None:
     plan = make_plan()
-    store_plan(tmp_path, plan, Placement(), None, build.Tree(), build.Tree())
+    store_plan(tmp_path, plan, Placement(), None, Tree(), Tree())
     assert stored_plan(tmp_path).data_folder is None
 
 
@@ -188,15 +189,13 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_somebody_edited_is_checked_like_any_page(tmp_path: Path) -> None:
-    store_plan(tmp_path, make_plan(), Placement(), None, build.Tree(), build.Tree())
+    store_plan(tmp_path, make_plan(), Placement(), None, Tree(), Tree())
     page = (tmp_path / PLAN).read_text()
     (tmp_path / PLAN).write_text(page.replace("  epochs: 1.0", "  epoch: 1.0"))
     line = next(number for number, text in enumerate(page.splitlines(), 1) if text.startswith("  epochs:"))
     with pytest.raises(SpecError) as caught:
         stored_plan(tmp_path)
-    assert str(caught.value).startswith(
-        f"{tmp_path / PLAN}:{line}: recipe: recipe has no 'epoch'; did you mean 'epochs'?"
-    )
+    assert str(caught.value).startswith(f"{tmp_path / PLAN}:{line}: recipe has no 'epoch'; did you mean 'epochs'?")
 
 
 def test_the_numbers_of_a_plan_are_its_arithmetic() -> None:

@@ -11,7 +11,8 @@ import torch
 from conftest import make_recipe
 from paceline.command.verify import ENOUGH, FIRST_LOSS_LIMIT, LIMIT, choose_layouts, judge, shrink
 from paceline.reconcile import fits
-from paceline.settings import build, shipped
+from paceline.settings import shipped
+from paceline.settings.build import build
 from paceline.settings.data import Made
 from paceline.settings.recipe import BatchNorm, Recipe
 from paceline.training.trials import Outcome, compare_outcomes, relative_difference
@@ -100,7 +101,7 @@ def test_the_difference_of_zeros_is_zero() -> None:
 
 @pytest.mark.parametrize("name", shipped.names("recipes"))
 def test_every_shipped_recipe_allows_enough_layouts(name: str) -> None:
-    recipe, _ = shrink(build.build(Recipe, shipped.tree("recipes", name)))
+    recipe, _ = shrink(build(Recipe, shipped.tree("recipes", name)))
     assert len(choose_layouts(recipe)) >= ENOUGH
 
 

@@ -15,7 +15,7 @@ import pytest
 from processes import Training, fingerprint, newest_step
 
 from conftest import environment
-from files_made import (
+from image_files import (
     PAGE,
     WRITERS,
     Seen,
@@ -61,8 +61,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_every_format(pictures, place)
     for kind, write in WRITERS.items():
         write(pictures, place / f"{kind}-whole", 0)
-    whole = writer.open_source(Files(name="images"), place / "folder-whole")
-    writer.make_pack(whole, place / "pack-whole", processes=1)
+    whole = open_index(Files(name="images"), place / "folder-whole", whole=True)
+    writer.write_pack(whole, place / "pack-whole", processes=1)
     return place
 
 
@@ -111,7 +111,7 @@ def test_shares_of_the_data_are_the_same_images_in_every_format(made: Path, kind
         assert 4 < plan.facts.validation_images < 30
         seen.append((trained(plan, made / name, 0, 4), judged(plan, made / name)))
     assert all(same(one, other) for one, other in zip(*seen, strict=True))
-    given = {"validation": 0.2, "use": 0.6}
+    given = {"validation": 0.2, "fraction": 0.6}
     assert keys_of(made / f"{kind}-whole", **given) == keys_of(made / "folder-whole", **given)
 
 
@@ -408,7 +408,7 @@ import os
 import sys
 from contextlib import closing
 from pathlib import Path
-from files_made import file_plan, loading
+from image_files import file_plan, loading
 
 def family(process):
     below = [child for file in Path(f"/proc/{process}/task").glob("*/children") for child in file.read_text().split()]

@@ -12,10 +12,11 @@ from paceline.job import Job, make_job, read_words
 from paceline.model import tables
 from paceline.planning import Plan
 from paceline.record import numbers_of
-from paceline.settings import build
 from paceline.settings.data import Made, Shapes
 from paceline.settings.placement import Placement
+from paceline.settings.read import dump, flow
 from paceline.settings.recipe import Recipe
+from paceline.settings.types import Settings
 
 
 def run(
@@ -31,8 +32,8 @@ def run(
     name, words = read_words(recipe, words)
     job = make_job(name, words, data, page, replicas, device, look=False)
     if as_yaml:
-        print(f"recipe:\n{build.dump(job.plan.recipe, job.written, '  ')}placement:")
-        print(build.dump(job.asked, job.placed, "  "), end="")
+        print(f"recipe:\n{dump(job.plan.recipe, job.written, '  ')}placement:")
+        print(dump(job.asked, job.placed, "  "), end="")
         return
     facts, notes = {**_parts(job), **numbers_of(job.plan)}, _notes(job.plan)
     changed = any(not word.startswith("on.") for word in words)
@@ -68,10 +69,10 @@ def _data(job: Job) -> str:
     return f"{data.name} in {job.data_folder}" if job.data_folder else f"{data.name}, as published; not looked for"
 
 
-def _kind(chosen: build.Settings) -> str:
+def _kind(chosen: Settings) -> str:
     """The name of a kind, and those of its settings that are not its defaults."""
     values = json.loads(chosen.model_dump_json(exclude_defaults=True))
-    return ", ".join([values.pop("name"), *(f"{key} {build.flow(value)}" for key, value in values.items())])
+    return ", ".join([values.pop("name"), *(f"{key} {flow(value)}" for key, value in values.items())])
 
 
 def _notes(plan: Plan) -> list[str]:

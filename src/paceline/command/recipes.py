@@ -10,7 +10,8 @@ import yaml
 from rich.table import Table
 
 from paceline.job import console
-from paceline.settings import build, shipped
+from paceline.settings import shipped
+from paceline.settings.build import build
 from paceline.settings.recipe import Recipe
 
 # The C parser reads all pages in the time in which the other one reads a few.
@@ -26,7 +27,7 @@ def run(name: str | None, as_json: bool) -> None:
         else:
             console().print(_table(rows))
     elif as_json:
-        settings = build.build(Recipe, shipped.tree("recipes", name))
+        settings = build(Recipe, shipped.tree("recipes", name))
         print(json.dumps({"name": name, **json.loads(settings.model_dump_json())}, indent=1))
     else:
         print(shipped.page("recipes", name)[0], end="")

@@ -17,9 +17,9 @@ from paceline.model import tables
 from paceline.reconcile import fits, mixes
 from paceline.record import json_text
 from paceline.settings.augment import Augment
-from paceline.settings.build import Tree
 from paceline.settings.data import Center, Files, Made
 from paceline.settings.placement import Placement
+from paceline.settings.read import Tree
 from paceline.settings.recipe import BatchNorm, Recipe
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
-from paceline.settings.build import Settings
 from paceline.settings.duration import refuse_clock
-from paceline.settings.types import Count, Fraction, NotNegative, Positive, Probability
+from paceline.settings.types import Count, Fraction, NotNegative, Positive, Probability, Settings
 
 
 def _upright(bounds: tuple[float, float]) -> tuple[float, float]:

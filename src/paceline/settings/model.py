@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from paceline.settings.build import Settings
-from paceline.settings.types import Count, Fraction, NotNegative, Positive
+from paceline.settings.read import quoted
+from paceline.settings.schema import kinds
+from paceline.settings.suggest import nearest
+from paceline.settings.types import Count, Fraction, NotNegative, Positive, Settings
 
 Activation = Literal["relu", "relu6", "silu", "hardswish"]
 
@@ -189,3 +191,20 @@ Residual = ResNet | CifarResNet | ResNeXt | CifarResNeXt
 Inception = GoogLeNet | InceptionV3 | InceptionV4 | InceptionResNetV2
 Mobile = EfficientNet | MobileNetV2 | MobileNetV3
 Model = AlexNet | Vgg | Residual | Inception | Mobile | External
+
+
+def split_package(value: object) -> object:
+    """Read `timm:NAME` as the kind `timm` with `network: NAME`, and refuse the name of a network that there is not."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return value
+    name = value["name"]
+    package, colon, network = name.partition(":")
+    if colon and package in kinds(External):
+        if "network" in value:
+            raise ValueError(f"'{name}' names a network already; write model={package}:{value['network']}")
+        value = {**value, "name": package, "network": network}
+    elif name not in kinds(Model):
+        hint = nearest(name, kinds(Model)) or "; `paceline models` lists them, and networks of timm are timm:NAME"
+        raise ValueError(f"no model is named {quoted(name)}{hint}")
+    # Behind a validator of ours a list is no tuple any more for strict settings.
+    return {key: tuple(each) if isinstance(each, list) else each for key, each in value.items()}

@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from paceline.settings.build import Settings
 from paceline.settings.duration import Rate
-from paceline.settings.types import Fraction, NotNegative, Positive
+from paceline.settings.types import Fraction, NotNegative, Positive, Settings
 
 Lr = Annotated[Rate, Field(description="Peak learning rate: a number, or '2^-6 per image', or '0.1 per 256 images'.")]
 

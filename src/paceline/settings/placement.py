@@ -9,9 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from paceline.settings.build import Settings
 from paceline.settings.duration import ClockInterval, Duration, Interval, refuse_clock
-from paceline.settings.types import Count, Names
+from paceline.settings.types import Count, Names, Settings
 
 LAYOUT = {"kind": "layout"}
 ARITHMETIC = {"kind": "arithmetic"}

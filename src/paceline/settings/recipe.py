@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from paceline.settings.augment import Augment, Mix
-from paceline.settings.build import Settings
 from paceline.settings.data import Data
 from paceline.settings.duration import Duration, Interval, Length
-from paceline.settings.model import Model
+from paceline.settings.model import Model, split_package
 from paceline.settings.optimizer import Clip, OptimizerSettings, WeightDecay
 from paceline.settings.schedule import Schedule
-from paceline.settings.types import Count, Fraction, Names, NotNegative, Positive
+from paceline.settings.types import Count, Fraction, Names, NotNegative, Positive, Settings
 
 
 class BatchNorm(Settings):
@@ -124,7 +123,7 @@ class Recipe(Settings):
     """The accuracy that its authors published, such as 76.2 % top-1."""
     source: str = ""
     """Where they published it."""
-    model: Annotated[Model, Field(discriminator="name")]
+    model: Annotated[Model, Field(discriminator="name"), BeforeValidator(split_package)]
     """The network, by name: see `paceline models`."""
     data: Annotated[Data, Field(discriminator="name")] | None = None
     """The images, by name; left out, they are recognized in the folder given by --data."""

@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from paceline.settings.build import Settings
 from paceline.settings.duration import Duration, Interval, Length
-from paceline.settings.types import NotNegative, Positive
+from paceline.settings.types import NotNegative, Positive, Settings
 
 # Every schedule has these two.
 Warmup = Annotated[Length, Field(description="How long the learning rate climbs to its peak at the start of the run.")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.errors import SpecError
-from paceline.settings.build import Tree, read
+from paceline.settings.read import Tree, parse
 from paceline.settings.suggest import nearest_name
 
 _HERE = Path(__file__).parents[1]
@@ -32,4 +32,4 @@ def page(kind: str, word: str) -> tuple[str, str]:
 
 def tree(kind: str, word: str) -> Tree:
     """The settings written on a page."""
-    return read(*page(kind, word))
+    return parse(*page(kind, word))

@@ -3,58 +3,142 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-FOREIGN = {
-    "batch_size": "global_batch",
-    "batch": "global_batch",
-    "learning_rate": "optimizer.lr",
-    "rate": "optimizer.lr",
-    "wd": "weight_decay.rate",
-    "ema_decay": "ema.decay",
-    "steps": "epochs",
-    "max_steps": "epochs",
-    "iterations": "epochs",
-    "pretrained": "init.from",
-    "workers": "on.loader_workers",
-    "num_workers": "on.loader_workers",
-    "gpus": "on.replicas",
-    "devices": "on.replicas",
-    "amp": "on.precision",
-    "fp16": "on.precision",
-    "bf16": "on.precision",
+_ADDRESSES = {
+    "optimizer.lr": "learning_rate base_lr lr0 rate optimiser.lr",
+    "optimizer.momentum": "momentum",
+    "optimizer.betas": "adam_betas",
+    "optimizer.epsilon": "eps",
+    "optimizer": "optim opt optimiser",
+    "weight_decay.rate": "wd l2",
+    "weight_decay.skip_names": "no_decay",
+    "schedule": "scheduler sched lr_scheduler lr_schedule",
+    "schedule.warmup": "warmup warm_up warmup_epochs warmup_steps warmup_iters lr_warmup_epochs",
+    "schedule.start": "warmup_lr warmup_start_lr",
+    "schedule.end": "min_lr lr_min eta_min end_lr final_lr",
+    "schedule.drops": "milestones lr_steps decay_epochs",
+    "schedule.factor": "gamma decay_rate",
+    "global_batch": "batch batch_size bs train_batch_size global_batch_size total_batch_size",
+    "epochs": "steps max_steps iterations num_epochs max_epochs n_epochs train_epochs",
+    "seed": "random_seed rng manual_seed",
+    "drop_last": "tail",
+    "clip.norm": "clip_grad grad_clip clip_grad_norm max_grad_norm gradient_clip_val",
+    "loss.label_smoothing": "smoothing",
+    "ema.decay": "ema_decay model_ema model_ema_decay average.decay",
+    "ema.every": "model_ema_steps",
+    "ema.start": "average.start",
+    "average.every": "average.apart",
+    "model": "arch architecture backbone model_name net",
+    "model.dropout": "drop drop_rate dropout_rate",
+    "model.survival": "drop_path drop_path_rate stochastic_depth",
+    "init.from": "pretrained checkpoint finetune initial_checkpoint",
+    "data.side": "img_size image_size imgsz input_size resolution size train_crop_size crop_size",
+    "data.evaluation_side": "val_crop_size eval_size",
+    "data.classes": "num_classes n_classes",
+    "data.validation": "val_split validation_split",
+    "data.fraction": "use",
+    "augment.flip": "hflip fliplr horizontal_flip",
+    "augment.erase.probability": "reprob random_erasing random_erase",
+    "augment.color": "color_jitter colour jitter",
+    "augment.policy": "aa auto_augment autoaugment randaugment randaug",
+    "mix.mixup": "mixup_alpha",
+    "mix.cutmix": "cutmix_alpha",
+    "mix.switch_probability": "mixup_switch_prob",
+    "evaluate.every": "eval_interval val_interval eval_every",
+    "evaluate.flip": "mirror tta",
+    "report": "log_interval log_every print_freq",
+    "on.loader_workers": "workers num_workers loader_threads threads",
+    "on.data_on_device": "resident",
+    "on.replicas": "gpus devices num_gpus world_size nproc_per_node",
+    "on.micro_batch": "accumulate accumulation grad_accum_steps gradient_accumulation_steps accumulate_grad_batches",
+    "on.precision": "amp fp16 bf16 half mixed_precision dtype",
+    "on.compile": "torch_compile torchcompile",
+    "on.keep_best": "save_best save_best_only",
+    "on.save": "save_every save_interval save_period checkpoint_interval",
 }
-"""Words of other programs, and the addresses that stand for them here."""
+FOREIGN = {word: address for address, words in _ADDRESSES.items() for word in words.split()}
+"""Words of other programs, and earlier ones of ours, by what they are called here."""
+
+_INSIDE = {
+    "chance": ("probability",),
+    "cutmix_chance": ("cutmix_probability",),
+    "switch": ("switch_probability",),
+    "spread": ("magnitude_std", "distribution"),
+    "share": ("fraction",),
+    "object_share": ("object_fraction",),
+    "trust": ("trust_coefficient",),
+    "eta": ("trust_coefficient",),
+    "eps": ("epsilon",),
+    "p": ("probability",),
+    "alpha": ("decay",),
+}
+"""The same for keys inside a section."""
+
+_NOTHING = {
+    **dict.fromkeys(("class_weights", "class_weight", "balanced"), "there are no class weights yet"),
+    **dict.fromkeys(
+        ("patience", "early_stopping"), "there is no early stopping; on.keep_best=true keeps the best checkpoint"
+    ),
+    "resume": "write: paceline resume RUN",
+    **dict.fromkeys(("name", "out", "output", "output_dir", "save_dir", "project"), "write --out FOLDER"),
+    **dict.fromkeys(("tensorboard", "wandb", "mlflow"), "a run folder has its losses in record.jsonl and CSV files"),
+    **dict.fromkeys(("data_dir", "data_path", "dataset", "root"), "write --data FOLDER"),
+}
+"""Words that no setting stands for, with what to say of them."""
 
 _VALUES = {
     "gpu": "cuda",
-    **dict.fromkeys(("16", "16.32", "bfloat16", "amp"), "bf16"),
-    **dict.fromkeys(("fp16.32", "float16", "half"), "fp16"),
-    **dict.fromkeys(("32", "32.32", "float32"), "fp32"),
-    **dict.fromkeys(("64", "64.64", "float64", "double"), "fp64"),
+    **dict.fromkeys(("bfloat16", "16.32", "amp"), "bf16"),
+    **dict.fromkeys(("16", "float16", "half", "fp16.32"), "fp16"),
+    **dict.fromkeys(("32", "float", "float32", "32.32"), "fp32"),
+    **dict.fromkeys(("64", "double", "float64", "64.64"), "fp64"),
     "tf32.32": "tf32",
+    "16.16": "bf16' with 'on.weights=bf16",
+    "fp16.16": "fp16' with 'on.weights=fp16",
+    "momentum": "sgd' with 'momentum: 0.9",
+    "nesterov": "sgd' with 'momentum: 0.9, nesterov: true",
+    "adam": "adamw",
+    **dict.fromkeys(("step", "multistep", "steps"), "stepped"),
+    **dict.fromkeys(("poly", "linear"), "polynomial"),
+    **dict.fromkeys(("batchnorm", "bn", "batch_norm"), "batch"),
+    **dict.fromkeys(("groupnorm", "gn", "group_norm"), "group"),
+    **dict.fromkeys(("folder", "imagefolder"), "images"),
 }
-"""The same for values."""
+"""The same for values and names of kinds."""
+
+_CUTOFF = 0.75
+"""How alike two words must be to be taken for each other: a wrong guess is worse than a list."""
 
 
-def nearest(word: str, choices: Sequence[str]) -> str:
-    """'; did you mean ...?' when a choice is close to the word, else the choices themselves."""
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
-    return _meant(close) or _listed(sorted(choices))
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """'; did you mean ...?' if a choice is close to the word, else nothing."""
+    return _meant(difflib.get_close_matches(word, [*choices], n=1, cutoff=_CUTOFF))
 
 
-def nearest_value(word: str, choices: Sequence[str]) -> str:
-    """'; did you mean ...?' when a choice is close to the word or is what others call by it, else nothing."""
+def nearest_kind(word: str, choices: Sequence[str]) -> str:
+    """'; did you mean ...?' for the name of a kind, else all names."""
+    return instead_of_value(word, choices) or _listed(sorted(choices))
+
+
+def instead_of_value(word: str, choices: Sequence[str]) -> str:
+    """'; did you mean ...?' if a choice is what others call by this word or is close to it, else nothing."""
     ours = _VALUES.get(word.lower(), "")
-    return _meant([ours] if ours in choices else difflib.get_close_matches(word, choices, n=1, cutoff=0.6))
+    return _meant([ours]) if ours.partition("'")[0] in choices else nearest(word, choices)
 
 
-def nearest_key(word: str, section: str, keys: Sequence[str], addresses: Sequence[str]) -> str:
-    """The same for a key that a section does not have: it may stand elsewhere, or have another name here."""
-    near, exact = difflib.get_close_matches(word, keys, n=1, cutoff=0.6), elsewhere(word, addresses)
+def instead_of_key(word: str, section: str, keys: Sequence[str], addresses: Sequence[str]) -> str:
+    """What to write for a key that a section does not have: it may stand elsewhere, or have another name here."""
+    here = [f"{section}.{ours}" for ours in _INSIDE.get(word, ()) if ours in keys]
+    near = difflib.get_close_matches(word, keys, n=1, cutoff=_CUTOFF)
+    address = f"{section}.{word}" if section else word
+    foreign = [FOREIGN[each] for each in (address, word) if FOREIGN.get(each) in addresses][:1]
     # Who names a section means a key of it; a bare word may belong anywhere.
-    found = (near or exact) if section else (exact or near)
-    return _meant(found or _similar(word, addresses)) or _listed(sorted(keys))
+    exact = foreign or elsewhere(word, addresses)
+    meant = here or ((near or exact) if section else (exact or near))
+    if not meant and word in _NOTHING:
+        return f"; {_NOTHING[word]}"
+    return _meant(meant or _similar(word, addresses)) or _listed(sorted(keys))
 
 
 def elsewhere(word: str, addresses: Sequence[str]) -> list[str]:
@@ -62,22 +146,22 @@ def elsewhere(word: str, addresses: Sequence[str]) -> list[str]:
     ours = FOREIGN.get(word, "")
     if ours in addresses:
         return [ours]
-    return [address for address in addresses if f".{address}".endswith(f".{word}")][:3]
+    return [address for address in dict.fromkeys(addresses) if f".{address}".endswith(f".{word}")][:3]
 
 
 def nearest_name(word: str, names: Sequence[str]) -> str:
     """The names that contain the word, or its last part; else the nearest one, or some of all."""
-    for part in (word, word.rpartition("/")[2]):
+    for text in (word, word.rpartition("/")[2]):
         # Short ones come closest; those for images of one's own before those of a published set.
-        found = sorted((not name.startswith("images/"), len(name), name) for name in names if part and part in name)
-        if found:
-            return _meant([found[0][2]]) if len(found) == 1 else _listed([name for *_, name in found], most=6)
-    return nearest(word, names)
+        alike = sorted((not name.startswith("images/"), len(name), name) for name in names if text and text in name)
+        if alike:
+            return _meant([alike[0][2]]) if len(alike) == 1 else _listed([name for *_, name in alike], most=6)
+    return nearest(word, names) or _listed(sorted(names, key=lambda name: (name.count("/"), name)), most=12)
 
 
 def _similar(word: str, addresses: Sequence[str]) -> list[str]:
     """An address whose last part is close to the word."""
-    close = difflib.get_close_matches(word, [address.rpartition(".")[2] for address in addresses], n=1, cutoff=0.7)
+    close = difflib.get_close_matches(word, [address.rpartition(".")[2] for address in addresses], n=1, cutoff=_CUTOFF)
     return elsewhere(close[0], addresses) if close else []
 
 
@@ -86,5 +170,5 @@ def _meant(choices: Sequence[str]) -> str:
     return f"; did you mean {quoted}?" if choices else ""
 
 
-def _listed(choices: Sequence[str], most: int = 12) -> str:
+def _listed(choices: Sequence[str], most: int = 100) -> str:
     return f"; there is {', '.join(choices[:most])}{', ...' if len(choices) > most else ''}" if choices else ""

@@ -1,10 +1,23 @@
-"""The small types that settings are made of."""
+"""The class that groups settings, and the small types that they are made of."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class Settings(BaseModel):
+    """A group of settings: frozen, strict, each with its one-sentence meaning as its docstring."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        serialize_by_alias=True,
+    )
 
 
 def _as_names(value: object) -> object:

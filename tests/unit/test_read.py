@@ -9,12 +9,16 @@ import pytest
 
 from conftest import SMALL, make_recipe
 from paceline.errors import SpecError
-from paceline.settings import build, shipped, suggest
+from paceline.settings import shipped, suggest
+from paceline.settings.build import build
 from paceline.settings.model import External
-from paceline.settings.optimizer import Sgd
+from paceline.settings.optimizer import AdamW
 from paceline.settings.placement import Placement
+from paceline.settings.read import Tree, changes, dump, override, parse
 from paceline.settings.recipe import Recipe
 from paceline.settings.schedule import Constant, Stepped
+from paceline.settings.schema import addresses
+from paceline.settings.types import Settings
 
 SECONDS = "depends on the machine's speed; write epochs, steps, images or %"
 LR = "expected a learning rate such as 0.1, '2^-6 per image' or '0.1 per 256 images', found "
@@ -24,15 +28,15 @@ AMOUNT = "expected an amount with its unit (epochs, steps, images or %)"
 SECTION = "this is a section with keys of its own, found "
 
 
-def make(text: str, words: tuple[str, ...], model: type[build.Settings]) -> None:
+def make(text: str, words: tuple[str, ...], model: type[Settings]) -> None:
     """Settings from a page and overrides."""
-    tree = build.read(text, "test.yaml")
+    tree = parse(text, "test.yaml")
     for word in words:
-        build.override(tree, word, model)
-    build.build(model, tree)
+        override(tree, word, model)
+    build(model, tree)
 
 
-def fault_of(text: str, *words: str, model: type[build.Settings] = Recipe) -> str:
+def fault_of(text: str, *words: str, model: type[Settings] = Recipe) -> str:
     """The message for a page and overrides that are wrong."""
     with pytest.raises(SpecError) as caught:
         make(text, words, model)
@@ -47,17 +51,21 @@ def fault_of(text: str, *words: str, model: type[build.Settings] = Recipe) -> st
         ("report: 1 steps", "epoch: 3", "test.yaml:10: recipe has no 'epoch'; did you mean 'epochs'?"),
         ("schedule: constant", "schedule: {name: constant, warm: 1%}", "test.yaml:8: schedule: constant has no 'warm'"),
         ("resnet8", "resnt8", "test.yaml:2: model: no model is named 'resnt8'; did you mean 'resnet8'?"),
-        ("resnet8", "tim:a", "test.yaml:2: model: no model is named 'tim:a'; did you mean 'timm'?"),
-        ("resnet8", "timm", "test.yaml:2: model: outside needs 'network'"),
-        ("resnet8", "{name: timm:a, network: b}", "test.yaml:2: model: no model is named 'timm:a'; did you mean 'timm"),
+        ("resnet8", "tim:a", "test.yaml:2: model: no model is named 'tim:a'; `paceline models` lists"),
+        ("resnet8", "timm", "test.yaml:2: model: timm needs 'network'"),
+        (
+            "resnet8",
+            "{name: timm:a, network: b}",
+            "test.yaml:2: model: 'timm:a' names a network already; write ",
+        ),
         (
             "resnet8",
             "{name: timm:resnet18, stem: 3x3}",
-            "test.yaml:2: model: outside has no 'stem'; there is auxiliary, name, network",
+            "test.yaml:2: model: timm:resnet18 has no 'stem'; there is auxiliary, name, network",
         ),
-        ("resnet8", "{name: resnet8, network: resnet18}", "test.yaml:2: model: cifarresnet has no 'network'"),
+        ("resnet8", "{name: resnet8, network: resnet18}", "test.yaml:2: model: resnet8 has no 'network'"),
         ("report: 1 steps", "init:\n  from: 3", "test.yaml:11: init.from: expected text, found 3"),
-        ("report: 1 steps", "init: {from_: a}", "test.yaml:10: init: init has no 'from_'; did you mean 'from'?"),
+        ("report: 1 steps", "init: {from_: a}", "test.yaml:10: init has no 'from_'; did you mean 'from'?"),
         ("report: 1 steps", "freeze: 3", "test.yaml:10: freeze: expected a list, such as [a, b], found 3"),
         ("report: 1 steps", "freeze: [a, 3]", "test.yaml:10: freeze.1: expected text, found 3"),
         ("report: 1 steps", "lr_factors: 3", "test.yaml:10: lr_factors: expected 'key: value' lines, found 3"),
@@ -67,7 +75,7 @@ def fault_of(text: str, *words: str, model: type[build.Settings] = Recipe) -> st
             "test.yaml:12: lr_factors.stem: expected a number, found 'fast'",
         ),
         ("side: 8", "side: 8, std: [1, 0, 1]", "test.yaml:3: data.std.1: input should be greater than 0, found 0"),
-        ("name: momentum", "name: momentun", "test.yaml:7: optimizer: no optimizer is named 'momentun'; did you mean"),
+        ("name: sgd", "name: adanw", "test.yaml:7: optimizer: no optimizer is named 'adanw'; did you mean 'adamw'?"),
         ("epochs: 1", "epochs: many", "test.yaml:6: epochs: expected a number, found 'many'"),
         ("global_batch: 16", "global_batch: 16.5", "test.yaml:4: global_batch: expected a whole number, found 16.5"),
         ("global_batch: 16", "global_batch: 0", "test.yaml:4: global_batch: input should be greater than 0, found 0"),
@@ -121,30 +129,33 @@ def test_a_fault_on_a_page_says_the_line_and_what_to_write(old: str, new: str, s
     ("word", "start"),
     [
         ("epoch=3", "'epoch=3': recipe has no 'epoch'; did you mean 'epochs'?"),
-        ("optimizer.rate=3", "'optimizer.rate=3': optimizer: momentum has no 'rate'; did you mean 'optimizer.lr'?"),
+        ("optimizer.rate=3", "'optimizer.rate=3': optimizer: sgd has no 'rate'; did you mean 'optimizer.lr'?"),
         ("lr=0.1", "'lr=0.1': recipe has no 'lr'; did you mean 'optimizer.lr'?"),
         ("mixup=0.2", "'mixup=0.2': recipe has no 'mixup'; did you mean 'mix.mixup'?"),
-        ("momentum=1", "'momentum=1': recipe has no 'momentum'; did you mean 'norm.momentum' or 'optimizer.momentum'?"),
-        ("augment.mixup=0.2", "'augment.mixup=0.2': augment: augment has no 'mixup'; did you mean 'mix.mixup'?"),
+        ("momentum=1", "'momentum=1': recipe has no 'momentum'; did you mean 'optimizer.momentum'?"),
+        ("augment.mixup=0.2", "'augment.mixup=0.2': augment has no 'mixup'; did you mean 'mix.mixup'?"),
         ("smoothing=0.1", "'smoothing=0.1': recipe has no 'smoothing'; did you mean 'loss.label_smoothing'?"),
         ("batch_size=32", "'batch_size=32': recipe has no 'batch_size'; did you mean 'global_batch'?"),
-        ("ema=0.99", "'ema=0.99': recipe has no 'ema'; did you mean 'ema.decay'?"),
-        ("optimizer.lr=0.1", "'optimizer.lr=0.1': recipe has no 'optimizer'; did you mean 'optimizer'?"),
+        ("ema=0.99", f"'ema=0.99': ema: {SECTION}0.99; write ema.decay=0.99"),
+        ("optimiser.lr=0.1", "'optimiser.lr=0.1': recipe has no 'optimiser'; did you mean 'optimizer'?"),
         ("a.b.c=1", "'a.b.c=1': recipe has no 'a'; there is about, "),
         ("optimizer..lr=1", "'optimizer..lr=1': expected key=value, such as"),
         (".=1", "'.=1': expected key=value, such as"),
-        ("data.evaluation.short=8", "'data.evaluation.short=8': data: made has no 'evaluation'; there is channels, "),
+        (
+            "data.evaluation.short=8",
+            "'data.evaluation.short=8': data: generated has no 'evaluation'; there is channels, ",
+        ),
         (
             "optimizer=3",
-            "'optimizer=3': optimizer: expected a name, such as sgd or momentum or rmsprop or lars, found 3",
+            "'optimizer=3': optimizer: expected a name, such as sgd or rmsprop or lars or larc, found 3",
         ),
         ("weight_decay=1e-4", f"'weight_decay=1e-4': weight_decay: {SECTION}0.0001; write weight_decay.rate=0.0001"),
         ("clip=1", f"'clip=1': clip: {SECTION}1; write clip.value=1 or clip.norm=1 or clip.adaptive=1"),
         ("init=runs/a", f"'init=runs/a': init: {SECTION}'runs/a'; write init.from=runs/a"),
         ("evaluate=never", f"'evaluate=never': evaluate: {SECTION}'never'; write evaluate.every=... or evaluate."),
         ("schedule.warmup=5", f"'schedule.warmup=5': schedule.warmup: {AMOUNT}, such as '5 epochs'"),
-        ("optimizer.name=sdg", "'optimizer.name=sdg': optimizer: no optimizer is named 'sdg'; did you mean 'sgd'?"),
-        ("optimizer=sdg", "'optimizer=sdg': optimizer: no optimizer is named 'sdg'; did you mean 'sgd'?"),
+        ("optimizer.name=sdg", "'optimizer.name=sdg': optimizer: no optimizer is named 'sdg'; there is adamw, "),
+        ("optimizer=sdg", "'optimizer=sdg': optimizer: no optimizer is named 'sdg'; there is adamw, "),
         ("optimizer=sgd", "'optimizer=sgd': optimizer: sgd needs 'lr'"),
         ("data=cifar", "'data=cifar': data: no data is named 'cifar'; did you mean 'cifar10'?"),
         ("schedule=stepped", "'schedule=stepped': schedule: stepped needs 'drops'"),
@@ -152,19 +163,19 @@ def test_a_fault_on_a_page_says_the_line_and_what_to_write(old: str, new: str, s
         ("epochs=[", "'epochs=[': epochs: expected a number, found '['"),
         ("seed=1.5", "'seed=1.5': seed: expected a whole number, found 1.5"),
         ("about=", "'about=': about: expected text, found null"),
-        ("drop_last=truep", "'drop_last=truep': drop_last: expected true or false, found 'yes' 'drop'?"),
+        ("drop_last=drop", "'drop_last=drop': drop_last: expected true or false, found 'drop'"),
         (
             "init.conv=he",
             "'init.conv=he': init.conv: expected published or he-fan-out or he-fan-in or he-mixed or truncated-fan-in "
             "or glorot-uniform or uniform-fan-in or normal-0.1 or normal-0.01, found 'he'",
         ),
         ("init.from=3", "'init.from=3': init.from: expected text, found 3"),
-        ("init.form=a", "'init.form=a': init: init has no 'form'; did you mean 'from'?"),
-        ("init.from_=a", "'init.from_=a': init: init has no 'from_'; did you mean 'from'?"),
-        ("model=timm", "'model=timm': model: outside needs 'network'"),
-        ("model=tim:a", "'model=tim:a': model: no model is named 'tim:a'; did you mean 'timm'?"),
+        ("init.form=a", "'init.form=a': init has no 'form'; did you mean 'from'?"),
+        ("init.from_=a", "'init.from_=a': init has no 'from_'; did you mean 'from'?"),
+        ("model=timm", "'model=timm': model: timm needs 'network'"),
+        ("model=tim:a", "'model=tim:a': model: no model is named 'tim:a'; `paceline models` lists"),
         ("model=resnet8:a", "'model=resnet8:a': model: no model is named 'resnet8:a'; did you mean 'resnet8'?"),
-        ("model.name=tim:b", "'model.name=tim:b': model: no model is named 'tim:b'; did you mean 'timm'?"),
+        ("model.name=tim:b", "'model.name=tim:b': model: no model is named 'tim:b'; `paceline models` lists"),
         (
             "lr_factors.head=-1",
             "'lr_factors.head=-1': lr_factors.head: input should be greater than or equal to 0, found -1",
@@ -234,10 +245,13 @@ def test_impossible_numbers_are_faults_of_the_settings_not_of_the_program(word: 
 @pytest.mark.parametrize(
     ("word", "end"),
     [
-        ("precision=bf16", "'16.32' (bfloat16 arithmetic with 32-bit weights; float16 is fp16.32)?"),
-        ("precision=16", "'16.32' (bfloat16 arithmetic with 32-bit weights; float16 is fp16.32)?"),
-        ("precision=fp16", "'fp16.32' (float16 arithmetic with 32-bit weights)?"),
-        ("precision=32", "'32.32' (float32 arithmetic and weights)?"),
+        ("precision=bfloat16", "'bf16'?"),
+        ("precision=16.32", "'bf16'?"),
+        ("precision=16.16", "'bf16' with 'on.weights=bf16'?"),
+        ("precision=fp16.16", "'fp16' with 'on.weights=fp16'?"),
+        ("precision=half", "'fp16'?"),
+        ("precision=32", "'fp32'?"),
+        ("precision=64.64", "'fp64'?"),
     ],
 )
 def test_a_precision_that_others_name_is_told_ours(word: str, end: str) -> None:
@@ -257,28 +271,28 @@ def test_a_number_of_very_many_digits_is_one_short_line(key: str, digits: int) -
 
 
 def test_a_section_for_another_file_is_sent_there() -> None:
-    tree = build.read(SMALL + "on: {precision: 16.32}\n", "test.yaml")
+    tree = parse(SMALL + "on: {precision: bf16}\n", "test.yaml")
     with pytest.raises(SpecError) as caught:
-        build.build(Recipe, tree, ["on.precision"])
+        build(Recipe, tree, ["on.precision"])
     assert str(caught.value) == (
         "test.yaml:11: recipe has no 'on'; put its keys into a file given with --on FILE, or write on.KEY=VALUE"
     )
 
 
 def test_a_key_of_another_kind_is_not_looked_for_elsewhere() -> None:
-    message = fault_of(SMALL, "optimizer={name: sgd, lr: 1, momentum: 0.9}")
-    assert message.endswith("optimizer: sgd has no 'momentum'; there is lr, name")
+    message = fault_of(SMALL, "optimizer={name: sgd, lr: 1, betas: [0.9, 0.99]}")
+    assert message.endswith("optimizer: sgd has no 'betas'; there is lr, momentum, name, nesterov")
 
 
 def test_a_prefix_is_no_part_of_the_key_and_stays_in_the_message() -> None:
-    tree = build.Tree()
-    build.override(tree, "on.replicas=2", Placement, prefix="on.")
+    tree = Tree()
+    override(tree, "on.replicas=2", Placement, prefix="on.")
     assert tree.values == {"replicas": 2}
     assert tree.place(("replicas",)) == "'on.replicas=2'"
 
 
 def test_the_addresses_of_a_recipe_are_those_of_the_kinds_it_names() -> None:
-    every, named = build.addresses(Recipe), build.addresses(Recipe, {"optimizer": {"name": "sgd"}})
+    every, named = addresses(Recipe), addresses(Recipe, {"optimizer": {"name": "sgd"}})
     assert {"epochs", "optimizer", "optimizer.lr", "optimizer.trust_coefficient", "data.evaluation.short"} <= set(every)
     assert "optimizer.lr" in named
     assert "optimizer.trust_coefficient" not in named
@@ -306,7 +320,7 @@ def test_settings_that_nest_without_end_are_refused() -> None:
 
 
 def test_only_true_false_null_and_numbers_are_more_than_text() -> None:
-    tree = build.read(
+    tree = parse(
         "a: yes\nb: on\nc: 0x10\nd: 2024-01-01\ne: 1_000\nf: 1e3\ng: .5\nh: ~\ni: true\nj: '3'\nk: 12:30:00\nl: -4\nm:",
         "t",
     )
@@ -319,15 +333,15 @@ def test_only_true_false_null_and_numbers_are_more_than_text() -> None:
 
 
 def test_the_place_of_a_value_is_its_line_or_that_of_what_holds_it() -> None:
-    tree = build.read("a: 1\nb:\n  c: 2\n  d: [3,\n    4]\n", "page.yaml")
+    tree = parse("a: 1\nb:\n  c: 2\n  d: [3,\n    4]\n", "page.yaml")
     assert tree.place(("a",)) == "page.yaml:1"
     assert tree.place(("b", "c")) == "page.yaml:3"
     assert tree.place(("b", "d", 1)) == "page.yaml:5"
     assert tree.place(("b", "missing", "deeper")) == "page.yaml:2"
     assert tree.place(("missing",)) == "page.yaml:1"
-    build.override(tree, "e.f.g=1", Recipe)
+    override(tree, "e.f.g=1", Recipe)
     assert tree.place(("e",)) == tree.place(("e", "f")) == "'e.f.g=1'"
-    assert build.Tree().place(("missing",)) == "settings"
+    assert Tree().place(("missing",)) == "settings"
 
 
 def test_a_kind_may_be_given_by_its_name_alone() -> None:
@@ -336,28 +350,29 @@ def test_a_kind_may_be_given_by_its_name_alone() -> None:
 
 
 def test_choosing_another_kind_drops_what_the_page_said_of_the_old_one() -> None:
-    page = SMALL.replace("lr: 0.1", "lr: 0.1, momentum: 0.8, nesterov: true")
-    chosen = make_recipe("optimizer.name=sgd", text=page).optimizer
-    assert isinstance(chosen, Sgd)
+    page = SMALL.replace("lr: 0.1", "lr: 0.1, nesterov: true")
+    chosen = make_recipe("optimizer.name=adamw", text=page).optimizer
+    assert isinstance(chosen, AdamW)
     assert chosen.lr.at(16) == 0.1  # a key that both kinds know stays
-    again = make_recipe("optimizer.name=momentum", text=page).optimizer
+    again = make_recipe("optimizer.name=sgd", text=page).optimizer
     assert again.model_dump()["nesterov"] is True
 
 
 def test_choosing_another_kind_keeps_and_checks_what_an_override_said() -> None:
     page = SMALL.replace("lr: 0.1", "lr: 0.1, nesterov: true")
-    message = fault_of(page, "optimizer.momentum=0.5", "optimizer.name=sgd")
-    assert message.startswith("'optimizer.momentum=0.5': optimizer: sgd has no 'momentum'"), message
-    message = fault_of(page, "optimizer.name=sgd", "optimizer.momentum=0.5")
-    assert message.startswith("'optimizer.momentum=0.5': optimizer: sgd has no 'momentum'"), message
+    message = fault_of(page, "optimizer.momentum=0.5", "optimizer.name=adamw")
+    assert message.startswith("'optimizer.momentum=0.5': optimizer: adamw has no 'momentum'"), message
+    message = fault_of(page, "optimizer.name=adamw", "optimizer.momentum=0.5")
+    assert message.startswith("'optimizer.momentum=0.5': optimizer: adamw has no 'momentum'"), message
     chosen = make_recipe("schedule.drops=[50%]", "schedule.name=stepped").schedule
     assert isinstance(chosen, Stepped)
 
 
-def test_choosing_an_unknown_kind_forgets_nothing() -> None:
-    tree = build.read(SMALL, "test.yaml")
-    build.override(tree, "optimizer.name=adam", Recipe)
-    assert tree.values["optimizer"] == {"name": "adam", "lr": 0.1}
+def test_choosing_an_unknown_kind_keeps_what_an_override_said() -> None:
+    tree = parse(SMALL, "test.yaml")
+    override(tree, "optimizer.lr=0.2", Recipe)
+    override(tree, "optimizer.name=adam", Recipe)
+    assert tree.values["optimizer"] == {"name": "adam", "lr": 0.2}
 
 
 def test_an_override_reaches_into_a_kind_given_by_name_and_into_sections_not_written() -> None:
@@ -379,10 +394,7 @@ def test_an_override_reaches_into_a_kind_given_by_name_and_into_sections_not_wri
         ("{name: resnet8, shortcut: pad}", ("model.name=timm:a.b_1",)),
         ("{name: timm, network: c}", ("model.name=timm:a.b_1",)),
         ("{name: torchvision, network: c}", ("model.name=timm:a.b_1",)),
-        ("timm:c", ("model.network=a.b_1",)),
         ("timm:c", ("model={name: timm:a.b_1}",)),
-        ("resnet8", ("model=timm:c", "model.network=a.b_1")),
-        ("timm:c", ("model.network=d", "model.name=timm:a.b_1")),
     ],
 )
 def test_a_network_of_another_package_is_one_word_or_two_keys(page: str, words: tuple[str, ...]) -> None:
@@ -417,14 +429,13 @@ def test_no_text_but_a_package_s_name_is_cut_at_a_colon() -> None:
         ("resnet8", ("model.name=timm:a",), "'model.name=timm:a'"),
         ("{name: timm, network: b}", ("model.name=timm:a",), "'model.name=timm:a'"),
         ("{name: timm, network: b}", ("model.network=a",), "'model.network=a'"),
-        ("timm:b", ("model.network=a",), "'model.network=a'"),
     ],
 )
 def test_a_dump_says_where_another_package_s_network_came_from(page: str, words: tuple[str, ...], place: str) -> None:
-    tree = build.read(SMALL.replace("resnet8", page), "test.yaml")
+    tree = parse(SMALL.replace("resnet8", page), "test.yaml")
     for word in words:
-        build.override(tree, word, Recipe)
-    dumped = build.dump(build.build(Recipe, tree), tree)
+        override(tree, word, Recipe)
+    dumped = dump(build(Recipe, tree), tree)
     (line,) = [line for line in dumped.splitlines() if line.startswith("  network: a ")]
     assert line.partition("# ")[2] == place
 
@@ -437,18 +448,18 @@ def test_weights_from_elsewhere_are_written_with_the_key_from(source: str) -> No
     recipe = make_recipe(text=SMALL + f"init: {{from: {quoted}}}\n")
     assert recipe.init.from_ == source
     assert make_recipe(f"init.from={quoted}") == recipe
-    dumped = build.dump(recipe)
+    dumped = dump(recipe)
     assert "\n  from: " in dumped
     assert "from_" not in dumped
-    assert build.build(Recipe, build.read(dumped, "dump")) == recipe
-    assert build.differences(make_recipe(), recipe) == [f"init.from: null -> '{source}'"]
+    assert build(Recipe, parse(dumped, "dump")) == recipe
+    assert changes(make_recipe(), recipe) == [f"init.from: null -> '{source}'"]
 
 
 def test_a_dump_says_where_from_came_from() -> None:
-    tree = build.read(SMALL + "init: {from: runs/a}\n", "test.yaml")
-    dumped = build.dump(build.build(Recipe, tree), tree)
+    tree = parse(SMALL + "init: {from: runs/a}\n", "test.yaml")
+    dumped = dump(build(Recipe, tree), tree)
     assert re.search(r"^  from: runs/a +# test.yaml:11$", dumped, re.MULTILINE)
-    assert re.search(r"^  from: null +# default$", build.dump(make_recipe(), build.Tree()), re.MULTILINE)
+    assert re.search(r"^  from: null +# default$", dump(make_recipe(), Tree()), re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -471,20 +482,20 @@ def test_a_dump_says_where_from_came_from() -> None:
 )
 def test_a_dump_reads_back_as_the_same_recipe(words: tuple[str, ...]) -> None:
     recipe = make_recipe(*words)
-    for places in (None, build.Tree()):
-        assert build.build(Recipe, build.read(build.dump(recipe, places), "dump")) == recipe
+    for places in (None, Tree()):
+        assert build(Recipe, parse(dump(recipe, places), "dump")) == recipe
 
 
 def test_an_empty_section_is_written_as_one() -> None:
-    assert "\nlr_factors: {}\n" in build.dump(make_recipe())
+    assert "\nlr_factors: {}\n" in dump(make_recipe())
     assert make_recipe(text=SMALL + "lr_factors: {}\n") == make_recipe()
 
 
 def test_factors_of_blocks_are_compared_one_by_one() -> None:
     one, other = make_recipe(), make_recipe("lr_factors={head: 10, stage1: 0.1}")
-    assert set(build.differences(one, other)) == {"lr_factors.head: null -> 10.0", "lr_factors.stage1: null -> 0.1"}
+    assert set(changes(one, other)) == {"lr_factors.head: null -> 10.0", "lr_factors.stage1: null -> 0.1"}
     third = make_recipe("lr_factors={head: 10, stage1: 0.2}")
-    assert build.differences(other, third) == ["lr_factors.stage1: 0.1 -> 0.2"]
+    assert changes(other, third) == ["lr_factors.stage1: 0.1 -> 0.2"]
 
 
 @pytest.mark.parametrize(
@@ -492,11 +503,11 @@ def test_factors_of_blocks_are_compared_one_by_one() -> None:
     [("recompute=all", ("all",)), ("recompute=[stage1, head]", ("stage1", "head")), ("recompute=[]", ())],
 )
 def test_blocks_to_compute_again_are_a_name_or_a_list(word: str, blocks: tuple[str, ...]) -> None:
-    tree = build.Tree()
-    build.override(tree, word, Placement)
-    placed = build.build(Placement, tree)
+    tree = Tree()
+    override(tree, word, Placement)
+    placed = build(Placement, tree)
     assert placed.recompute == blocks
-    assert build.build(Placement, build.read(build.dump(placed), "dump")) == placed
+    assert build(Placement, parse(dump(placed), "dump")) == placed
 
 
 def test_a_later_override_wins() -> None:
@@ -508,16 +519,16 @@ def test_a_later_override_wins() -> None:
 )
 def test_any_text_survives_being_written_and_read(about: str) -> None:
     recipe = make_recipe().model_copy(update={"about": about})
-    for places in (None, build.Tree()):
-        page = "recipe:\n" + build.dump(recipe, places, "  ")
-        assert build.read(page, "dump").values["recipe"]["about"] == about
+    for places in (None, Tree()):
+        page = "recipe:\n" + dump(recipe, places, "  ")
+        assert parse(page, "dump").values["recipe"]["about"] == about
 
 
 def test_a_dump_says_where_each_value_came_from() -> None:
-    tree = build.read("model: resnet8\noptimizer:\n  name: sgd\n  lr: 0.1\n" + "global_batch: 8\nepochs: 1\n", "p.yaml")
-    build.override(tree, "schedule=constant", Recipe)
-    build.override(tree, "augment.pad=2", Recipe)
-    dumped = build.dump(build.build(Recipe, tree), tree)
+    tree = parse("model: resnet8\noptimizer:\n  name: sgd\n  lr: 0.1\n" + "global_batch: 8\nepochs: 1\n", "p.yaml")
+    override(tree, "schedule=constant", Recipe)
+    override(tree, "augment.pad=2", Recipe)
+    dumped = dump(build(Recipe, tree), tree)
     places = {line.partition(":")[0]: line.partition("# ")[2] for line in dumped.splitlines() if "# " in line}
     assert places["  lr"] == "p.yaml:4"
     assert places["global_batch"] == "p.yaml:5"
@@ -529,17 +540,17 @@ def test_a_dump_says_where_each_value_came_from() -> None:
 
 
 def test_a_dump_does_not_trace_a_default_to_a_line_that_an_override_replaced() -> None:
-    tree = build.read(SMALL.replace("constant", "{name: cosine, warmup: 3 steps}"), "p.yaml")
-    build.override(tree, "schedule=constant", Recipe)
-    dumped = build.dump(build.build(Recipe, tree), tree)
+    tree = parse(SMALL.replace("constant", "{name: cosine, warmup: 3 steps}"), "p.yaml")
+    override(tree, "schedule=constant", Recipe)
+    dumped = dump(build(Recipe, tree), tree)
     warmup = next(line for line in dumped.splitlines() if line.startswith("  warmup: 0 steps"))
     assert warmup.partition("# ")[2] in ("default", "'schedule=constant'")
 
 
 def test_differences_name_the_key_and_both_values() -> None:
     one, other = make_recipe(), make_recipe("epochs=3", "augment.flip=false", "about=new")
-    assert build.differences(one, one) == []
-    assert set(build.differences(one, other)) == {
+    assert changes(one, one) == []
+    assert set(changes(one, other)) == {
         "epochs: 1.0 -> 3.0",
         "augment.flip: true -> false",
         "about: '' -> 'new'",
@@ -547,11 +558,13 @@ def test_differences_name_the_key_and_both_values() -> None:
 
 
 def test_differences_between_kinds_name_the_keys_of_both() -> None:
-    one, other = make_recipe(), make_recipe("optimizer.name=sgd")
-    assert set(build.differences(one, other)) == {
-        "optimizer.name: 'momentum' -> 'sgd'",
-        "optimizer.momentum: 0.9 -> null",
+    one, other = make_recipe(), make_recipe("optimizer.name=rmsprop")
+    assert set(changes(one, other)) == {
+        "optimizer.name: 'sgd' -> 'rmsprop'",
         "optimizer.nesterov: false -> null",
+        "optimizer.form: null -> 'tensorflow'",
+        "optimizer.decay: null -> 0.9",
+        "optimizer.epsilon: null -> 0.001",
     }
 
 
@@ -560,12 +573,12 @@ def test_differences_between_kinds_name_the_keys_of_both() -> None:
     [
         ("epoch", ["epochs", "seed"], "; did you mean 'epochs'?"),
         ("zzz", ["b", "a"], "; there is a, b"),
-        ("zzz", [f"{i:02}" for i in range(13)], "; there is 00, 01, 02, 03, 04, 05, 06, 07, 08, 09, 10, 11, ..."),
+        ("zzz", [f"{i:02}" for i in range(13)], "; there is 00, 01, 02, 03, 04, 05, 06, 07, 08, 09, 10, 11, 12"),
         ("zzz", [], ""),
     ],
 )
 def test_the_nearest_choice_is_suggested_or_all_are_listed(word: str, choices: list[str], said: str) -> None:
-    assert suggest.nearest(word, choices) == said
+    assert suggest.nearest_kind(word, choices) == said
 
 
 def test_settings_cannot_be_changed() -> None:
@@ -575,7 +588,7 @@ def test_settings_cannot_be_changed() -> None:
 
 @pytest.mark.parametrize("name", shipped.names("recipes"))
 def test_every_shipped_recipe_is_valid_and_says_what_it_is_about(name: str) -> None:
-    recipe = build.build(Recipe, shipped.tree("recipes", name))
+    recipe = build(Recipe, shipped.tree("recipes", name))
     assert recipe.about
 
 
@@ -597,5 +610,5 @@ def test_a_page_of_ones_own_is_read_by_its_path(tmp_path_factory: pytest.TempPat
     page = tmp_path_factory.mktemp("pages") / "mine.yaml"
     page.write_text(SMALL)
     tree = shipped.tree("recipes", str(page))
-    assert build.build(Recipe, tree) == make_recipe()
+    assert build(Recipe, tree) == make_recipe()
     assert tree.place(("epochs",)) == f"{page}:6"

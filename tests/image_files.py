@@ -24,9 +24,10 @@ from paceline.data.load.workers import Chunk, Faults, Fill
 from paceline.data.pack import writer
 from paceline.job import plan_job
 from paceline.planning import Plan
-from paceline.settings import build
+from paceline.settings.build import build
 from paceline.settings.data import Files
 from paceline.settings.placement import Placement
+from paceline.settings.read import Tree, override
 from pictures_made import Made, make_pictures, write_folder, write_tars, write_tfrecord
 
 PAGE = """
@@ -53,14 +54,14 @@ WRITERS: dict[str, Callable[..., Path]] = {"folder": write_folder, "tfrecord": w
 
 def file_plan(folder: Path, *words: str, text: str = PAGE) -> Plan:
     """A plan of this page, with overrides, for the images in a folder."""
-    placed = build.Tree({"device": "cpu"}, {(): "test"})
+    placed = Tree({"device": "cpu"}, {(): "test"})
     for word in words:
         if word.startswith("on."):
-            build.override(placed, word.removeprefix("on."), Placement)
+            override(placed, word.removeprefix("on."), Placement)
     recipe = make_recipe(*(word for word in words if not word.startswith("on.")), text=text)
     found, _ = locate.locate(recipe.data, folder)
     recipe = recipe.model_copy(update={"data": found})
-    return plan_job("test", recipe, build.build(Placement, placed), folder, build.Tree(), placed).plan
+    return plan_job("test", recipe, build(Placement, placed), folder, Tree(), placed).plan
 
 
 def write_every_format(pictures: Sequence[Made], folder: Path, validation: float = 1 / 7, **settings: Any) -> None:
@@ -68,7 +69,7 @@ def write_every_format(pictures: Sequence[Made], folder: Path, validation: float
     for kind, write in WRITERS.items():
         write(pictures, folder / kind, validation)
     data = Files.model_validate({"name": "images", **settings})
-    writer.make_pack(writer.open_source(data, folder / "folder"), folder / "pack", processes=1)
+    writer.write_pack(open_index(data, folder / "folder", whole=True), folder / "pack", processes=1)
 
 
 def clean_pictures(count: int, classes: int = 10) -> list[Made]:
@@ -115,7 +116,7 @@ def every_pitfall(count: int, folder: Path) -> Path:
         write(pictures, folder / kind, 1 / 7)
         (folder / kind / "labels.csv").write_text("file,class\n" + "".join(lines))
     data = Files(name="images", classes=10, labels="labels.csv", first_label=0)
-    writer.make_pack(writer.open_source(data, folder / "folder"), folder / "pack", processes=2)
+    writer.write_pack(open_index(data, folder / "folder", whole=True), folder / "pack", processes=2)
     return folder
 
 

@@ -1,0 +1,134 @@
+"""What is said of wrong settings: one line with the place, the key, what is wrong and what to write instead."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from paceline.settings.read import KeyPath, Tree, flow, quoted
+from paceline.settings.schema import addresses, fields, groups, kinds
+from paceline.settings.suggest import instead_of_key, instead_of_value, nearest_kind
+from paceline.settings.types import Settings
+
+
+def describe(
+    fault: ValidationError, tree: Tree, values: dict[str, Any], model: type[Settings], beside: Sequence[str]
+) -> str:
+    """The first fault of some settings as one line, and how many more there are."""
+    # What is written wrongly comes before what is missing: a misspelled key is often both.
+    errors = sorted(fault.errors(include_url=False), key=lambda error: error["type"] == "missing")
+    first = errors[0]
+    message = _message(first, tree, values, model, beside)
+    missing = [error["loc"] for error in errors if error["type"] == first["type"] == "missing"]
+    also = [loc[-1] for loc in missing[1:] if loc[:-1] == first["loc"][:-1] and isinstance(loc[-1], str)]
+    more = len(errors) - 1 - len(also)
+    return message + "".join(f", '{key}'" for key in also) + (f" (and {more} more)" if more else "")
+
+
+def _message(error: Any, tree: Tree, values: dict[str, Any], model: type[Settings], beside: Sequence[str]) -> str:
+    path, around, choices = _locate(error["loc"], model)
+    key_is_wrong = error["type"] in ("missing", "extra_forbidden")
+    section = path[:-1] if key_is_wrong else path
+    noun = _noun(section, values, model)
+    if error["type"] == "extra_forbidden":
+        # A key that another kind has at this very place is not meant to stand elsewhere.
+        other_kind = ".".join(map(str, path)) in addresses(model)
+        everywhere = [] if other_kind else [*addresses(model, values), *addresses(model), *beside]
+        what = _unknown(path, noun, around, everywhere)
+    else:
+        what = _complaint(error, path, noun, around, choices)
+    address = ".".join(map(str, section))
+    name_is_wrong = choices and error["type"] in ("union_tag_invalid", "value_error")
+    place = tree.place((*path, "name") if name_is_wrong else path)
+    return f"{place}: {address + ': ' if address and not (key_is_wrong and address == noun) else ''}{what}"
+
+
+def _noun(section: KeyPath, values: Any, model: type[Settings]) -> str:
+    """What to call a section: the kind that it names, else its key, else the whole page."""
+    for step in section:
+        values = values.get(step) if isinstance(values, dict) else None
+    name = values.get("name") if section and isinstance(values, dict) else None
+    return str(name or (section[-1] if section else model.__name__.lower()))
+
+
+def _locate(loc: KeyPath, model: type[Settings]) -> tuple[KeyPath, type[Settings] | None, list[str]]:
+    """The key path of an error, the settings around it, and the names it could have chosen from.
+
+    pydantic's place holds the chosen kind's name as an extra step, which the file does not have.
+    """
+    path: KeyPath = ()
+    around: type[Settings] | None = model
+    choices: dict[str, type[Settings]] = {}
+    for step in loc:
+        if step in choices:
+            around, choices = choices[str(step)], {}
+            continue
+        info = fields(around).get(str(step)) if around and not choices else None
+        path = (*path, step)
+        if info is not None:
+            choices = kinds(info)
+            inside = list(groups(info.annotation))
+            if len(inside) == 1 and len(loc) > len(path) and loc[len(path)] not in choices:
+                choices = {}
+            around = inside[0] if len(inside) == 1 and not choices else around
+    return path, around, list(choices)
+
+
+def _unknown(path: KeyPath, noun: str, around: type[Settings] | None, everywhere: Sequence[str]) -> str:
+    section, key = ".".join(map(str, path[:-1])), str(path[-1])
+    if any(address.startswith(f"{key}.") for address in everywhere):
+        return f"{noun} has no '{key}'; put its keys into a file given with --{key} FILE, or write {key}.KEY=VALUE"
+    return f"{noun} has no '{key}'{instead_of_key(key, section, list(fields(around)) if around else [], everywhere)}"
+
+
+def _complaint(error: Any, path: KeyPath, noun: str, around: type[Settings] | None, choices: list[str]) -> str:
+    kind, value = error["type"], error["input"]
+    last = path[-1] if path else ""
+    if kind == "missing":
+        return f"{noun} needs '{last}'" if isinstance(last, str) else f"expected more than {last} values in this list"
+    if kind == "union_tag_invalid":
+        name = str(value.get("name") if isinstance(value, dict) else value)
+        return f"no {last} is named {quoted(name)}{nearest_kind(name, choices)}"
+    if kind in ("dict_type", "model_attributes_type") and choices:
+        return f"expected a name, such as {' or '.join(choices[:4])}, found {quoted(value)}"
+    if kind == "union_tag_not_found":
+        return f"expected 'name: ...' with one of {', '.join(choices)}"
+    if kind == "literal_error":
+        expected = re.findall(r"'([^']*)'", error["ctx"]["expected"])
+        return f"expected {' or '.join(expected)}, found {quoted(value)}{instead_of_value(str(value), expected)}"
+    if kind == "value_error":
+        return str(error["ctx"]["error"])
+    if kind.startswith("model_") and around:
+        write = [f"{'.'.join(map(str, path))}.{key}" for key in _fitting(around, value)]
+        return f"this is a section with keys of its own, found {quoted(value)}; write {' or '.join(write)}"
+    for start, words in _EXPECTED.items():
+        if kind.startswith(start):
+            return f"expected {words}, found {quoted(value)}"
+    return f"{error['msg'][:1].lower()}{error['msg'][1:]}, found {quoted(value)}"
+
+
+def _fitting(around: type[Settings], value: Any) -> list[str]:
+    """The first keys of a section that take the value, as they would be written; else its first keys."""
+    fitting = []
+    for key in fields(around):
+        try:
+            around.model_validate_json(json.dumps({key: value}))
+        except ValidationError:
+            continue
+        fitting.append(f"{key}={flow(value)}")
+    return fitting[:3] or [f"{key}=..." for key in list(fields(around))[:3]]
+
+
+_EXPECTED = {
+    "int_": "a whole number",
+    "float_": "a number",
+    "bool_": "true or false",
+    "string_": "text",
+    "tuple_": "a list, such as [a, b]",
+    "list_": "a list, such as [a, b]",
+    "dict_": "'key: value' lines",
+}
