@@ -251,7 +251,7 @@ def plan_of(name: str, page: str | None = None) -> Plan:
     placement, _ = read_placement(page, [])
     assert recipe.data is not None
     network = tables.network_facts(recipe.model, recipe.data.facts)
-    return reconcile(recipe, placement, recipe.data, NO_ACCELERATOR, network)
+    return reconcile(recipe, placement, NO_ACCELERATOR, network)
 
 
 def named(part: str) -> list[str]:

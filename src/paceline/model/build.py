@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 from torch import nn
 
+from paceline.facts import DataFacts
 from paceline.model.alexnet import alexnet_blocks
 from paceline.model.efficientnet import efficientnet_blocks
 from paceline.model.external import outside_blocks
@@ -19,7 +20,6 @@ from paceline.model.network import Network
 from paceline.model.resnet import cifar_resnet_blocks, resnet_blocks
 from paceline.model.resnext import cifar_resnext_blocks, resnext_blocks
 from paceline.model.vgg import vgg_blocks
-from paceline.settings.data import DataFacts
 from paceline.settings.model import (
     AlexNet,
     CifarResNet,
