@@ -57,9 +57,10 @@ class World:
             self._checked(dist.all_reduce, values)
         return values
 
-    def all_reduce_on_host(self, values: Tensor) -> Work:
-        """Start to sum `values`, which are in host memory, over all replicas, in place."""
-        return Work(self._checked(dist.all_reduce, values, group=self.host_group, async_op=True), self)
+    def all_reduce_async(self, values: Tensor, on_host: bool = False) -> Work:
+        """Start to sum `values` over all replicas, in place; `on_host` if the device has no part in it."""
+        group = self.host_group if on_host else None
+        return Work(self._checked(dist.all_reduce, values, group=group, async_op=True), self)
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Copy the first replica's values to every replica, in place."""

@@ -56,7 +56,7 @@ class Replica(World):
         super().__init__(torch.device("cpu"), replica, 2)
         self.own, self.other = sent[replica], sent[1 - replica]
 
-    def all_reduce_on_host(self, values: Tensor) -> Work:
+    def all_reduce_async(self, values: Tensor, on_host: bool = False) -> Work:
         index = len(self.own)
         self.own.append(values.clone())
         return Work(SimpleNamespace(wait=lambda: values.add_(self.other[index])), self)

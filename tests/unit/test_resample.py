@@ -154,7 +154,7 @@ def test_how_many_are_resized_together_changes_nothing(
         return original(windows, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "_product", counted)
-    monkeypatch.setattr(module, "NUMBERS_AT_ONCE", most)
+    monkeypatch.setattr(module, "PIXELS_AT_ONCE", most)
     apart = resized(PICTURES, FRACTIONS, 24, filter, False, mirrored)
     assert sum(groups) == len(PICTURES)
     assert len(groups) > 1

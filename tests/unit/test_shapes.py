@@ -22,22 +22,22 @@ GOLDEN = {
 
 @pytest.mark.parametrize("split", shapes.SPLITS)
 def test_the_first_hundred_images_are_the_same_bits_everywhere(split: str) -> None:
-    images, labels = shapes.draw(split, 100)
+    images, labels = shapes.draw_shapes(split, 100)
     assert images.shape == (100, 32, 32, 3)
     assert images.dtype == np.uint8
     assert hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest() == GOLDEN[split]
 
 
 def test_an_image_does_not_depend_on_how_many_are_drawn() -> None:
-    few, few_labels = shapes.draw("train", 7)
-    many, many_labels = shapes.draw("train", 150)
+    few, few_labels = shapes.draw_shapes("train", 7)
+    many, many_labels = shapes.draw_shapes("train", 150)
     assert np.array_equal(few, many[:7])
     assert np.array_equal(few_labels, many_labels[:7])
 
 
 def test_another_split_is_refused() -> None:
     with pytest.raises(ValueError, match="shapes has no split 'test'; it has train and validation"):
-        shapes.draw("test", 1)
+        shapes.draw_shapes("test", 1)
 
 
 def test_there_are_ten_kinds_of_shape() -> None:
@@ -46,7 +46,7 @@ def test_there_are_ten_kinds_of_shape() -> None:
 
 def test_a_linear_classifier_cannot_tell_the_shapes_apart() -> None:
     """Ridge regression on the pixels, at the best of several strengths: a network has something to learn."""
-    (images, labels), (others, answers) = shapes.draw("train", 2500), shapes.draw("validation", 500)
+    (images, labels), (others, answers) = shapes.draw_shapes("train", 2500), shapes.draw_shapes("validation", 500)
     assert np.bincount(labels).min() > 200
     assert not {p.tobytes() for p in images} & {p.tobytes() for p in others}
 
@@ -78,7 +78,7 @@ class Draws:
 @pytest.fixture
 def draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Draws:
     counted = Draws()
-    monkeypatch.setattr(shapes, "draw", counted.draw)
+    monkeypatch.setattr(shapes, "draw_shapes", counted.draw)
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     return counted
 

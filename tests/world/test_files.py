@@ -111,7 +111,7 @@ def test_shares_of_the_data_are_the_same_images_in_every_format(made: Path, kind
         assert 4 < plan.facts.validation_images < 30
         seen.append((trained(plan, made / name, 0, 4), judged(plan, made / name)))
     assert all(same(one, other) for one, other in zip(*seen, strict=True))
-    given = {"validation": 0.2, "use": 0.6}
+    given = {"validation": 0.2, "fraction": 0.6}
     assert keys_of(made / f"{kind}-whole", **given) == keys_of(made / "folder-whole", **given)
 
 

@@ -34,6 +34,16 @@ def test_layout_does_not_change_the_run(tmp_path: Path, whole: Outcome, replicas
     assert max(found.values()) <= EXACT, found
 
 
+@pytest.mark.parametrize("words", [(), ("on.recompute=all",)], ids=str)
+def test_replicas_without_a_micro_batch_in_the_last_round_wait_for_the_norm_groups_of_the_others(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    recipe = ("global_batch=24", "norm_batch=8", "epochs=2")
+    one = run(tmp_path / "one", *recipe, "on.micro_batch=24")
+    four = run(tmp_path / "four", *recipe, "on.micro_batch=4", "on.replicas=4", *words)
+    assert max(compare_outcomes(one, four).values()) <= EXACT
+
+
 @pytest.mark.parametrize("words", [("on.data_on_device=true",), ("on.loader_workers=3",), ("on.timeout=77",)])
 def test_other_layout_keys_do_not_change_a_bit(tmp_path: Path, whole: Outcome, words: tuple[str, ...]) -> None:
     assert max(compare_outcomes(whole, run(tmp_path, "on.micro_batch=16", *words)).values()) == 0

@@ -11,7 +11,7 @@ from paceline.numpy_types import Float64s, Int64s
 from paceline.settings.augment import Augment
 from paceline.settings.recipe import Recipe
 
-ATTEMPTS = 10
+_ATTEMPTS = 10
 """Boxes that are tried for an image before it keeps all of its pixels."""
 
 
@@ -25,7 +25,7 @@ def draw_erase(recipe: Recipe, positions: Int64s, side: int) -> Float64s | None:
     key = keyed.key(recipe.seed, "erase")
     remaining = np.flatnonzero(keyed.uniforms(*keyed.words(key, positions)[:2]) < erase.probability)
     shortest, longest = np.log(erase.aspect)
-    for attempt in range(1, ATTEMPTS + 1):
+    for attempt in range(1, _ATTEMPTS + 1):
         sizes, shapes, down, right = keyed.words(key, positions[remaining], attempt)
         area = side * side * (erase.area[0] + (erase.area[1] - erase.area[0]) * sizes * 2.0**-32)
         aspect = np.exp(shortest + (longest - shortest) * shapes * 2.0**-32)

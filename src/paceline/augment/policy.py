@@ -84,7 +84,7 @@ color 1.0 0 rotate 0.6 2, equalize 0.8 4 equalize 0.0 8, equalize 1.0 4 autocont
 shear-y 0.4 7 solarize-add 0.6 7, posterize 0.8 2 solarize 0.6 10, solarize 0.6 8 equalize 0.6 1,
 color 0.8 6 rotate 0.4 5
 """
-TABLES = {"imagenet": IMAGENET, "cifar10": CIFAR10, "efficientnet": EFFICIENTNET}
+PAIRS = {"imagenet": IMAGENET, "cifar10": CIFAR10, "efficientnet": EFFICIENTNET}
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class PolicyLayer:
 def table(name: str) -> list[tuple[tuple[str, float, int], tuple[str, float, int]]]:
     """The published pairs of a table: operation, probability and level of each."""
     pairs = []
-    for line in TABLES[name].split(","):
+    for line in PAIRS[name].split(","):
         a, b, c, d, e, f = line.split()
         pairs.append(((a, float(b), int(c)), (d, float(e), int(f))))
     return pairs

@@ -17,6 +17,7 @@ from paceline.device import float_dtype
 from paceline.model.batch import Batch
 from paceline.model.build import build_network
 from paceline.model.dropout import DropoutMasks
+from paceline.model.exchange import GradientBuckets
 from paceline.model.loss import make_loss
 from paceline.model.network import recomputing
 from paceline.model.norm import Statistics
@@ -46,6 +47,7 @@ class Whole:
         self.masks = DropoutMasks(self.module, plan.recipe.seed, self.dtype)
         self._one = torch.ones((), device=world.device)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
+        self._buckets = GradientBuckets(self.parameters, world, self.dtype)
         forward = recomputing(self.module.cut(plan.recomputed)) if plan.recomputed else self.module
         self._forward: Callable[..., Any] = torch.compile(forward) if plan.placement.compile else forward
         self._auxiliary: float = getattr(plan.recipe.model, "auxiliary", 0.0)
@@ -65,11 +67,12 @@ class Whole:
             self.module.train()
         for index, batch in enumerate(batches):
             images, labels, weights = self._mixed(batch)
-            scores, *auxiliary = self._class_scores(images, self._pass(index, batch))
-            loss = self._loss(scores, labels, weights)
-            for other in auxiliary:
-                loss = loss + self._auxiliary * self._loss(other, labels, weights)
-            (loss if loss_scale is None else loss * loss_scale).backward()
+            with self._buckets.micro_batch(last=index == len(batches) - 1):
+                scores, *auxiliary = self._class_scores(images, self._pass(index, batch))
+                loss = self._loss(scores, labels, weights)
+                for other in auxiliary:
+                    loss = loss + self._auxiliary * self._loss(other, labels, weights)
+                (loss if loss_scale is None else loss * loss_scale).backward()
             losses.append(loss.detach())
             hits.append((scores.detach().argmax(1) == batch.labels).sum(dtype=self.dtype))
         if not batches:
@@ -84,22 +87,11 @@ class Whole:
         for index, batch in enumerate(batches):
             self._class_scores(self._mixed(batch)[0], self._pass(index, batch))
 
-    def all_reduce(self, world: World, tally: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum gradients, norm sums and the tally over the replicas."""
-        sums = self.statistics.collect()
-        if world.replicas == 1:
-            return sums, tally
-        for parameter in self.parameters:
-            if parameter.grad is None:  # no micro-batch in the last round: this replica adds zeros
-                parameter.grad = torch.zeros_like(parameter, dtype=self.dtype)
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        tail = [sums, tally]
-        row = world.all_reduce(torch.cat([g.reshape(-1) for g in gradients] + tail))
-        pieces = list(row.split([g.numel() for g in gradients] + [len(t) for t in tail]))
-        tally, sums = pieces.pop(), pieces.pop()
-        shaped = [piece.view(g.shape) for piece, g in zip(pieces, gradients, strict=True)]
-        torch._foreach_copy_(gradients, shaped)
-        return sums, tally
+    def all_reduce(self, train_sums: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum gradients, norm sums and TRAIN_SUMS over the replicas, and return the latter two."""
+        norm_sums = self.statistics.collect()
+        row = self._buckets.finish(torch.cat([norm_sums, train_sums]))
+        return row[: len(norm_sums)], row[len(norm_sums) :]
 
     def checksum(self) -> Tensor:
         """A checksum of the bits of all weights that train."""

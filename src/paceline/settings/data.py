@@ -15,7 +15,7 @@ Mean = Annotated[
     tuple[float, ...], Field(description="Mean of each channel on a scale of 0 to 1, subtracted from the pixels.")
 ]
 Spread = Annotated[tuple[Positive, ...], Field(description="Spread of each channel, which the pixels are divided by.")]
-Normalize = Annotated[
+Normalization = Annotated[
     Literal["mean-std", "mean", "unit", "image"],
     Field(
         description="How pixels become numbers: less the mean and divided by the spread; less the mean only, on a "
@@ -31,7 +31,7 @@ class Shapes(Settings):
     name: Literal["shapes"]
     mean: Mean = (0.5, 0.5, 0.5)
     std: Spread = (0.25, 0.25, 0.25)
-    normalize: Normalize = "mean-std"
+    normalize: Normalization = "mean-std"
 
     @property
     def facts(self) -> DataFacts:
@@ -44,7 +44,7 @@ class Cifar(Settings):
     name: Literal["cifar10", "cifar100"]
     mean: Mean = (0.4914, 0.4822, 0.4465)
     std: Spread = (0.2470, 0.2435, 0.2616)
-    normalize: Normalize = "mean-std"
+    normalize: Normalization = "mean-std"
 
     @property
     def facts(self) -> DataFacts:
@@ -68,7 +68,7 @@ class Made(Settings):
     """Color channels of an image."""
     mean: Mean = (0.485, 0.456, 0.406)
     std: Spread = (0.229, 0.224, 0.225)
-    normalize: Normalize = "mean-std"
+    normalize: Normalization = "mean-std"
 
     @property
     def facts(self) -> DataFacts:
@@ -146,7 +146,7 @@ class Files(Settings):
     sorted."""
     mean: Mean = (0.485, 0.456, 0.406)
     std: Spread = (0.229, 0.224, 0.225)
-    normalize: Normalize = "mean-std"
+    normalize: Normalization = "mean-std"
 
     @model_validator(mode="after")
     def _classes_have_one_name_each(self) -> Files:

@@ -17,16 +17,16 @@ def take_step(session: Session, batches: list[MicroBatch]) -> None:
     # How many images a policy's operation takes depends on numbers drawn on the host: no CUDA graph can hold this part.
     bad = device_step(session, [state.network.prepare(batch) for batch in batches], scale)
     state.step += 1
-    session.requests.exchange(state.step)
     if state.ema is not None:
         state.ema.move(state.step, bad)
+    session.requests.exchange(state.step)  # last: if another replica is missing, this step is saved whole
 
 
 def device_step(session: Session, batches: list[MicroBatch], scale: Tensor) -> Tensor:
     """Forward, backward, exchange and update; gives the flag of a bad step, which changes nothing."""
     state, network, inputs = session.state, session.state.network, session.inputs
     sums = network.forward_backward(batches, scale)  # leaves gradients, summed over images and times the scale
-    norm_sums, sums = network.all_reduce(session.world, sums)
+    norm_sums, sums = network.all_reduce(sums)
     bad = network.non_finite(norm_sums)
     divisor = scale.to(inputs.lr.dtype) * session.plan.global_batch
     state.optimizer.step(inputs.lr, divisor, bad, inputs.index)

@@ -24,7 +24,7 @@ from paceline.data.load.files_nvjpeg import NvjpegLoader
 from paceline.data.load.image_files import ImageFiles
 from paceline.data.load.order import training_order
 from paceline.data.load.quarantine import Quarantine
-from paceline.data.load.workers import begin, server
+from paceline.data.load.workers import server, start_worker
 from paceline.data.pack import shards
 from paceline.data.pack.transcode import Smaller
 from paceline.data.pack.writer import make_pack
@@ -160,7 +160,7 @@ _barrier: multiprocessing.synchronize.Barrier | None = None
 
 def _begin(barrier: multiprocessing.synchronize.Barrier) -> None:
     """What a worker process does first; the work of each begins when all are there."""
-    begin()
+    start_worker()
     global _barrier  # noqa: PLW0603 - a process works for one measurement
     _barrier = barrier
 

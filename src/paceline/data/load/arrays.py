@@ -104,7 +104,7 @@ def _shapes(split: str, count: int) -> tuple[UInt8s, Int64s]:
         if len(body) == size + count and hashlib.sha256(body).digest() == digest:
             pixels = np.frombuffer(body, np.uint8)
             return pixels[:size].reshape(count, shapes.SIDE, shapes.SIDE, 3), pixels[size:].astype(np.int64)
-    images, labels = shapes.draw(split, count)
+    images, labels = shapes.draw_shapes(split, count)
     body = images.tobytes() + labels.astype(np.uint8).tobytes()
     _keep(path, hashlib.sha256(body).digest() + body)
     return images, labels

@@ -1,7 +1,7 @@
-"""From the bytes of an encoded image to the pixels that are trained on: decode, cut, resize, turn and mirror.
+"""From the bytes of an encoded image to the pixels that are trained on: decode, crop, resize, turn and flip.
 
-There are two decoders, and one way to resize for both. The fast one is libjpeg-turbo by way of simplejpeg, and of tiled
-files it reads only what lies under the box; Pillow reads everything else, and judges what is damaged.
+There are two decoders, and one way to resize for both. The fast one is libjpeg-turbo through simplejpeg, and of tiled
+files it reads only what lies under the box; Pillow reads everything else, and decides what is damaged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Window = tuple[int, int, int, int]
 """Top, left, height and width in whole pixels."""
 
 MOST_PIXELS = 1 << 27
-"""A picture with more is not decoded: a small file may claim to hold any number."""
+"""An image with more is not decoded: a small file may claim to hold any number."""
 
 _BEGINNINGS = (b"\xff\xd8", b"\x89PNG", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")
 """What images begin with, even where the rest of the header is missing."""
@@ -43,13 +43,13 @@ _TURNS = {2: (False, False, True), 3: (False, True, True), 4: (False, True, Fals
 """For each EXIF orientation: whether rows and columns are exchanged, and which of them are then reversed."""
 _UPRIGHT = (False, False, False)
 _QUIET = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
-"""How Python notes that warnings of Pillow are not shown."""
+"""How Python stores that warnings of Pillow are not shown."""
 _WHOLE_RESIZE = 8
-"""The whole image is resized, and cut afterwards, where that makes at most so many times the pixels that are kept."""
+"""The whole image is resized, and cropped afterwards, where that is at most so many times the pixels needed."""
 
 
 class Undecodable(Exception):
-    """These bytes are no picture, for the reason that is said."""
+    """These bytes cannot be decoded, for the reason in the message."""
 
 
 def decode_into(
@@ -58,7 +58,7 @@ def decode_into(
     width: int,
     height: int,
     box: Sequence[float] | NDArray[Any],
-    mirrored: bool,
+    flipped: bool,
     resize: Filter,
     out: UInt8s,
     *,
@@ -67,22 +67,22 @@ def decode_into(
 ) -> None:
     """Resize what lies in the box (top, left, height, width) of an image into `out`, which is square.
 
-    A box of whole numbers is cut out before it is resized, as for training; one of floats is a place to look at, and
-    the filter sees the pixels around it, as for evaluation. `width` and `height` are those of the index, as they are
-    stored; with `turn` the image is turned as EXIF says, and the box is one of the turned image.
+    A box of integers is cropped before it is resized, as for training; around one of floats the filter also sees the
+    neighboring pixels, as for evaluation. `width` and `height` are those of the index, as they are stored; with `turn`
+    the image is turned as EXIF says, and the box is one of the turned image.
     """
     _refuse_unseen(encoded, flags, width, height)
-    place: list[Any] = box.tolist() if isinstance(box, np.ndarray) else list(box)
+    edges: list[Any] = box.tolist() if isinstance(box, np.ndarray) else list(box)
     turns = _UPRIGHT
     if turn and flags & Flag.TURNED:
         turns = _turns_of(encoded)
-        place = _turned_back(place, turns, bool(flags & Flag.ACROSS), width, height)
-    if isinstance(place[0], int):
-        window: Window = (place[0], place[1], place[2], place[3])
-        picture = _resize_all(_read(encoded, flags, width, height, window, decoder), resize, (len(out), len(out)))
+        edges = _turned_back(edges, turns, bool(flags & Flag.ACROSS), width, height)
+    if isinstance(edges[0], int):
+        window: Window = (edges[0], edges[1], edges[2], edges[3])
+        pixels = _resize_all(_read(encoded, flags, width, height, window, decoder), resize, (len(out), len(out)))
     else:
-        picture = _look_at(encoded, flags, width, height, place, decoder, resize, len(out))
-    _write(picture, turns, mirrored, out)
+        pixels = _resize_around(encoded, flags, width, height, edges, decoder, resize, len(out))
+    _write(pixels, turns, flipped, out)
 
 
 def _refuse_unseen(encoded: EncodedBytes, flags: int, width: int, height: int) -> None:
@@ -101,15 +101,15 @@ def _refuse_unseen(encoded: EncodedBytes, flags: int, width: int, height: int) -
 def _read(encoded: EncodedBytes, flags: int, width: int, height: int, window: Window, decoder: Decoder) -> UInt8s:
     """The pixels of a window. What one decoder refuses the other one tries, so that they agree on what is damaged."""
     if decoder == "fast" and flags & Flag.JPEG:
-        picture = _read_fast(encoded, flags, width, height, window)
-        return _read_with_pillow(encoded, width, height, window) if picture is None else picture
+        pixels = _read_fast(encoded, flags, width, height, window)
+        return _read_with_pillow(encoded, width, height, window) if pixels is None else pixels
     try:
         return _read_with_pillow(encoded, width, height, window)
     except Undecodable:
-        picture = _read_fast(encoded, flags, width, height, window) if flags & Flag.JPEG else None
-        if picture is None:
+        pixels = _read_fast(encoded, flags, width, height, window) if flags & Flag.JPEG else None
+        if pixels is None:
             raise
-        return picture
+        return pixels
 
 
 def _read_fast(encoded: EncodedBytes, flags: int, width: int, height: int, window: Window) -> UInt8s | None:
@@ -128,8 +128,8 @@ def _read_fast(encoded: EncodedBytes, flags: int, width: int, height: int, windo
         decoded: UInt8s = simplejpeg.decode_jpeg(encoded, "RGB")
     except Exception:  # noqa: BLE001 - Pillow judges, whatever is wrong with it
         return None
-    picture = decoded[top : top + tall, left : left + wide]
-    return picture if picture.shape == (tall, wide, 3) else None
+    pixels = decoded[top : top + tall, left : left + wide]
+    return pixels if pixels.shape == (tall, wide, 3) else None
 
 
 def _read_with_pillow(encoded: EncodedBytes, width: int, height: int, window: Window) -> UInt8s:
@@ -137,8 +137,8 @@ def _read_with_pillow(encoded: EncodedBytes, width: int, height: int, window: Wi
     top, left, tall, wide = window
     with _opened(encoded) as image:
         if image.size != (width, height):
-            found = f"{image.width:,} x {image.height:,}"
-            raise Undecodable(f"it is {found} pixels, and was {width:,} x {height:,} when it was indexed")
+            size = f"{image.width:,} x {image.height:,}"
+            raise Undecodable(f"it is {size} pixels, and was {width:,} x {height:,} when it was indexed")
         try:
             if image.mode == "RGB":
                 image.load()
@@ -176,10 +176,10 @@ def _turns_of(encoded: EncodedBytes) -> tuple[bool, bool, bool]:
             return _UPRIGHT
 
 
-def _turned_back(place: list[Any], turns: tuple[bool, bool, bool], across: bool, width: int, height: int) -> list[Any]:
+def _turned_back(box: list[Any], turns: tuple[bool, bool, bool], across: bool, width: int, height: int) -> list[Any]:
     """A box of the turned image as one of the stored image."""
     exchanged, rows_reversed, columns_reversed = turns
-    top, left, tall, wide = place
+    top, left, tall, wide = box
     if across != exchanged:  # drawn for the other size: any box inside the image is better than one outside
         top, left, tall, wide = left, top, wide, tall
     turned_height, turned_width = (width, height) if exchanged else (height, width)
@@ -190,78 +190,78 @@ def _turned_back(place: list[Any], turns: tuple[bool, bool, bool], across: bool,
     return [left, top, wide, tall] if exchanged else [top, left, tall, wide]
 
 
-def _resize_all(picture: UInt8s, resize: Filter, size: tuple[int, int]) -> UInt8s:
-    """A whole picture in another height and width."""
-    if picture.shape[:2] == size:
-        return picture
+def _resize_all(pixels: UInt8s, resize: Filter, size: tuple[int, int]) -> UInt8s:
+    """A whole image in another height and width."""
+    if pixels.shape[:2] == size:
+        return pixels
     # Copied here, as torch would copy it on several threads. In this order of axes, and with the strides that reshape
     # gives the batch of one, torch sees that colors lie together, and takes its quick way.
-    height, width = picture.shape[:2]
-    pixels = np.ascontiguousarray(picture).reshape(1, height, width, 3).transpose(0, 3, 1, 2)
-    made = interpolate(torch.from_numpy(pixels), size, mode=resize, antialias=True).numpy()
-    colors_last: UInt8s = made[0].transpose(1, 2, 0)
+    height, width = pixels.shape[:2]
+    batch = np.ascontiguousarray(pixels).reshape(1, height, width, 3).transpose(0, 3, 1, 2)
+    resized = interpolate(torch.from_numpy(batch), size, mode=resize, antialias=True).numpy()
+    colors_last: UInt8s = resized[0].transpose(1, 2, 0)
     return colors_last
 
 
-def _look_at(
+def _resize_around(
     encoded: EncodedBytes,
     flags: int,
     width: int,
     height: int,
-    place: list[float],
+    box: list[float],
     decoder: Decoder,
     resize: Filter,
     side: int,
 ) -> UInt8s:
-    """What a fractional box shows."""
-    down, across = place[2] / side, place[3] / side
-    # Resize and center crop are a cut of the whole image, resized, where all of these are whole numbers.
-    cut = [height / down, width / across, place[0] / down, place[1] / across]
-    tall, wide, top, left = (round(number) for number in cut)
-    whole = all(abs(number - round(number)) < 1e-6 for number in cut) and tall * wide <= _WHOLE_RESIZE * side * side
+    """What lies in a fractional box, resized."""
+    down, across = box[2] / side, box[3] / side
+    # Where all of these are integers, the box is a crop of the resized image, as Resize and CenterCrop give it.
+    exact = [height / down, width / across, box[0] / down, box[1] / across]
+    tall, wide, top, left = (round(length) for length in exact)
+    whole = all(abs(length - round(length)) < 1e-6 for length in exact) and tall * wide <= _WHOLE_RESIZE * side * side
     window: Window = (0, 0, height, width)
     if not whole or flags & Flag.TILED:
-        window = _around(place, (1 if resize == "bilinear" else 2), side, width, height)
-    picture = _read(encoded, flags, width, height, window, decoder)
+        window = _around(box, (1 if resize == "bilinear" else 2), side, width, height)
+    pixels = _read(encoded, flags, width, height, window, decoder)
     if not whole:
-        return _resize_part(picture, [place[0] - window[0], place[1] - window[1], *place[2:]], resize, side)
-    if picture.shape[:2] != (height, width):
-        seen, picture = picture, np.zeros((height, width, 3), np.uint8)  # the zeros reach no pixel that is kept
-        picture[window[0] : window[0] + window[2], window[1] : window[1] + window[3]] = seen
-    return _resize_all(picture, resize, (tall, wide))[top : top + side, left : left + side]
+        return _resize_part(pixels, [box[0] - window[0], box[1] - window[1], *box[2:]], resize, side)
+    if pixels.shape[:2] != (height, width):
+        seen, pixels = pixels, np.zeros((height, width, 3), np.uint8)  # the zeros reach no pixel that is used
+        pixels[window[0] : window[0] + window[2], window[1] : window[1] + window[3]] = seen
+    return _resize_all(pixels, resize, (tall, wide))[top : top + side, left : left + side]
 
 
-def _around(place: list[float], support: int, side: int, width: int, height: int) -> Window:
+def _around(box: list[float], support: int, side: int, width: int, height: int) -> Window:
     """The window of whole pixels that a filter sees of a box."""
     edges = []
-    for start, length, size in zip(place[:2], place[2:], (height, width), strict=True):
+    for start, length, size in zip(box[:2], box[2:], (height, width), strict=True):
         reach = support * max(length / side, 1) + 1
         first = max(math.floor(start - reach), 0)
         edges.append((first, min(math.ceil(start + length + reach), size) - first))
     return edges[0][0], edges[1][0], edges[0][1], edges[1][1]
 
 
-def _resize_part(picture: UInt8s, place: list[float], resize: Filter, side: int) -> UInt8s:
-    """A fractional box of a picture by Pillow, the only one that takes it."""
+def _resize_part(pixels: UInt8s, box: list[float], resize: Filter, side: int) -> UInt8s:
+    """A fractional box of an image by Pillow, the only library that takes one."""
     from PIL import Image  # noqa: PLC0415 - common boxes need no Pillow
 
-    height, width = picture.shape[:2]
-    top, left = max(place[0], 0.0), max(place[1], 0.0)
-    edges = left, top, min(place[1] + place[3], width), min(place[0] + place[2], height)
-    image = Image.frombuffer("RGB", (width, height), np.ascontiguousarray(picture), "raw", "RGB", 0, 1)
+    height, width = pixels.shape[:2]
+    top, left = max(box[0], 0.0), max(box[1], 0.0)
+    edges = left, top, min(box[1] + box[3], width), min(box[0] + box[2], height)
+    image = Image.frombuffer("RGB", (width, height), np.ascontiguousarray(pixels), "raw", "RGB", 0, 1)
     resampling = Image.Resampling.BILINEAR if resize == "bilinear" else Image.Resampling.BICUBIC
     return np.asarray(image.resize((side, side), resampling, box=edges))
 
 
-def _write(picture: UInt8s, turns: tuple[bool, bool, bool], mirrored: bool, out: UInt8s) -> None:
-    """Turn and mirror the finished picture into its place: the fewest pixels that there are to move."""
+def _write(pixels: UInt8s, turns: tuple[bool, bool, bool], flipped: bool, out: UInt8s) -> None:
+    """Turn and flip the finished image into `out`, last, when there are the fewest pixels to move."""
     exchanged, rows_reversed, columns_reversed = turns
     if exchanged:
-        picture = picture.transpose(1, 0, 2)
+        pixels = pixels.transpose(1, 0, 2)
     if rows_reversed:
-        picture = picture[::-1]
-    if mirrored != columns_reversed:
+        pixels = pixels[::-1]
+    if flipped != columns_reversed:
         for color in range(3):  # five times as fast as pixel by pixel, and without torch's threads
-            out[:, :, color] = picture[:, ::-1, color]
+            out[:, :, color] = pixels[:, ::-1, color]
     else:
-        out[...] = picture
+        out[...] = pixels

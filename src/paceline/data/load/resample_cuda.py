@@ -1,4 +1,4 @@
-"""`resample` in one kernel of Triton: every picture is read where it lies, so nothing is done picture by picture."""
+"""`resample` as one Triton kernel, which reads every image where it lies instead of copying them together first."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
 
-FACTS = tl.constexpr(11)
-"""What the kernel is told of each picture, see `resample`."""
+GEOMETRY = tl.constexpr(11)
+"""How many numbers describe a box, see `resample`."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _weight(distance, CUBIC: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803 - known when it is compiled
+def _weight(distance, CUBIC: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803 - constant when compiled
     x = tl.abs(distance)
     if CUBIC:
         near = (1.5 * x - 2.5) * x * x + 1.0
@@ -24,20 +24,20 @@ def _weight(distance, CUBIC: tl.constexpr):  # type: ignore[no-untyped-def]  # n
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _resize(pictures, known, made, side, CUBIC: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
-    """One row of one new picture."""
-    number, y = tl.program_id(0), tl.program_id(1)
-    picture = tl.load(pictures + number).to(tl.pointer_type(tl.uint8))
-    facts = known + number * FACTS
+def _resize(images, geometry, resized, side, CUBIC: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """One row of one resized image."""
+    index, y = tl.program_id(0), tl.program_id(1)
+    image = tl.load(images + index).to(tl.pointer_type(tl.uint8))
+    facts = geometry + index * GEOMETRY
     top, left, first_row, first_column = tl.load(facts), tl.load(facts + 1), tl.load(facts + 2), tl.load(facts + 3)
     end_row, end_column = first_row + tl.load(facts + 4), first_column + tl.load(facts + 5)
-    down, across, mirrored = tl.load(facts + 6), tl.load(facts + 7), tl.load(facts + 8)
+    down, across, flipped = tl.load(facts + 6), tl.load(facts + 7), tl.load(facts + 8)
     height, width = tl.load(facts + 9).to(tl.int64), tl.load(facts + 10).to(tl.int64)
     reach = 2.0 if CUBIC else 1.0
     wide_y, wide_x = tl.maximum(down, 1.0), tl.maximum(across, 1.0)
     x = tl.arange(0, BLOCK)
-    place = tl.where(mirrored > 0.0, side - 1 - x, x)
-    center_y, center_x = top + (y + 0.5) * down, left + (place + 0.5) * across
+    source = tl.where(flipped > 0.0, side - 1 - x, x)
+    center_y, center_x = top + (y + 0.5) * down, left + (source + 0.5) * across
     begin_y = tl.maximum(tl.floor(center_y - reach * wide_y), first_row)
     begin_x = tl.maximum(tl.floor(center_x - reach * wide_x), first_column)
     rows = tl.minimum(tl.ceil(2.0 * reach * wide_y) + 1.0, end_row - begin_y).to(tl.int32)
@@ -50,7 +50,7 @@ def _resize(pictures, known, made, side, CUBIC: tl.constexpr, BLOCK: tl.constexp
     for j in range(rows):
         row = begin_y + j
         weight_y = _weight((row + 0.5 - center_y) / wide_y, CUBIC)
-        line = picture + row.to(tl.int64) * width
+        line = image + row.to(tl.int64) * width
         for i in range(columns):
             column = begin_x + i
             seen = (column < end_column) & (x < side)
@@ -60,11 +60,11 @@ def _resize(pictures, known, made, side, CUBIC: tl.constexpr, BLOCK: tl.constexp
             green += weight * tl.load(at + plane, mask=seen, other=0).to(tl.float32)
             blue += weight * tl.load(at + 2 * plane, mask=seen, other=0).to(tl.float32)
             total += weight
-    into = made + ((number.to(tl.int64) * side + y) * side + x) * 3
-    share = 1.0 / tl.where(x < side, total, 1.0)
-    tl.store(into, _rounded(red * share), mask=x < side)
-    tl.store(into + 1, _rounded(green * share), mask=x < side)
-    tl.store(into + 2, _rounded(blue * share), mask=x < side)
+    out = resized + ((index.to(tl.int64) * side + y) * side + x) * 3
+    scale = 1.0 / tl.where(x < side, total, 1.0)
+    tl.store(out, _rounded(red * scale), mask=x < side)
+    tl.store(out + 1, _rounded(green * scale), mask=x < side)
+    tl.store(out + 2, _rounded(blue * scale), mask=x < side)
 
 
 @triton.jit
@@ -72,9 +72,9 @@ def _rounded(value):  # type: ignore[no-untyped-def]
     return tl.minimum(tl.maximum(tl.floor(value + 0.5), 0.0), 255.0).to(tl.uint8)
 
 
-def resize(pictures: Tensor, known: Tensor, side: int, cubic: bool) -> Tensor:
-    """New pictures; `pictures` holds the addresses of contiguous 8-bit ones (three channels, height, width)."""
-    made = torch.empty((len(pictures), side, side, 3), dtype=torch.uint8, device=pictures.device)
+def resize(images: Tensor, geometry: Tensor, side: int, cubic: bool) -> Tensor:
+    """Resized images; `images` holds the addresses of contiguous 8-bit ones (three channels, height, width)."""
+    resized = torch.empty((len(images), side, side, 3), dtype=torch.uint8, device=images.device)
     block = triton.next_power_of_2(side)
-    _resize[(len(pictures), side)](pictures, known, made, side, CUBIC=cubic, BLOCK=block)
-    return made
+    _resize[(len(images), side)](images, geometry, resized, side, CUBIC=cubic, BLOCK=block)
+    return resized

@@ -27,7 +27,7 @@ _CHANNELS = 3
 # The working arrays of this many images fit a processor's cache, which is faster and keeps memory small.
 _CHUNK = 100
 
-# Lengths are in pixels, lightness and its differences in shares of the full range.
+# Lengths are in pixels, lightness and its differences in fractions of the full range.
 _RADIUS = (6.0, 12.0)
 _STROKES = 4
 _STROKE_HALF_LENGTH = (1.0, 6.0)
@@ -38,34 +38,34 @@ _GRADIENT = 0.3
 _NOISE = 0.25
 
 
-def draw(split: str, count: int) -> tuple[NDArray[np.uint8], Integers]:
+def draw_shapes(split: str, count: int) -> tuple[NDArray[np.uint8], Integers]:
     """The first `count` images (count, 32, 32, 3) of a split ("train" or "validation") and their labels."""
     if split not in SPLITS:
         raise ValueError(f"shapes has no split {split!r}; it has {' and '.join(SPLITS)}")
-    numbers = np.arange(count, dtype=np.int64)
-    labels = keyed.integers(keyed.words(_key(split, "label"), numbers)[0], len(CLASSES))
+    indices = np.arange(count, dtype=np.int64)
+    labels = keyed.integers(keyed.words(_key(split, "label"), indices)[0], len(CLASSES))
     images = np.empty((count, SIDE, SIDE, _CHANNELS), np.uint8)
     for start in range(0, count, _CHUNK):
-        part = slice(start, start + _CHUNK)
-        images[part] = _paint(split, numbers[part], labels[part])
+        chunk = slice(start, start + _CHUNK)
+        images[chunk] = _paint(split, indices[chunk], labels[chunk])
     return images, labels
 
 
-def _paint(split: str, numbers: Integers, labels: Integers) -> NDArray[np.uint8]:
-    """The images of these numbers: a background, strokes, the shape, then noise."""
-    dark, light, slope = np.moveaxis(_uniforms(split, "colour", numbers, 3, _CHANNELS, 1, 1), 1, 0)
+def _paint(split: str, indices: Integers, labels: Integers) -> NDArray[np.uint8]:
+    """The images of these indices: a background, strokes, the shape, then noise."""
+    dark, light, slope = np.moveaxis(_uniforms(split, "colour", indices, 3, _CHANNELS, 1, 1), 1, 0)
     background = _between(_BACKGROUND, dark)
     # Lighter than the background in every channel, whatever the two colors: a person always sees the shape.
     color = background + _CONTRAST + (1 - _CONTRAST - background) * light
-    ramp, _ = _coordinates(np.zeros((len(numbers), 2), np.float32), _uniforms(split, "gradient", numbers, 1)[:, 0])
+    ramp, _ = _coordinates(np.zeros((len(indices), 2), np.float32), _uniforms(split, "gradient", indices, 1)[:, 0])
     canvas = background + _between((-_GRADIENT / SIDE, _GRADIENT / SIDE), slope) * ramp[:, None]
 
-    strokes = _uniforms(split, "stroke", numbers, _STROKES, 5)
-    stroke_colors = _uniforms(split, "stroke colour", numbers, _STROKES, _CHANNELS, 1, 1)
+    strokes = _uniforms(split, "stroke", indices, _STROKES, 5)
+    stroke_colors = _uniforms(split, "stroke colour", indices, _STROKES, _CHANNELS, 1, 1)
     for stroke in range(_STROKES):
         _blend(canvas, _stroke(strokes[:, stroke]), stroke_colors[:, stroke])
-    _blend(canvas, _shape(_uniforms(split, "shape", numbers, 4), labels), color)
-    canvas += _noise(split, numbers)
+    _blend(canvas, _shape(_uniforms(split, "shape", indices, 4), labels), color)
+    canvas += _noise(split, indices)
     levels: NDArray[np.uint8] = np.rint(np.clip(canvas, 0, 1) * 255).astype(np.uint8)
     return levels.transpose(0, 2, 3, 1)
 
@@ -97,7 +97,7 @@ def _shape(chosen: Floats, labels: Integers) -> Floats:
 
 
 def _coordinates(center: Floats, turn: Floats) -> tuple[Floats, Floats]:
-    """Every pixel's place (n, 32, 32) in frames with these centers, turned by shares of a full circle."""
+    """Every pixel's place (n, 32, 32) in frames with these centers, turned by fractions of a full circle."""
     cosine, sine = _DIRECTIONS[(turn * len(_DIRECTIONS)).astype(np.int64)].T[:, :, None, None]
     pixels = np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2
     x = pixels[None, None, :] - center[:, 0, None, None]
@@ -105,11 +105,11 @@ def _coordinates(center: Floats, turn: Floats) -> tuple[Floats, Floats]:
     return cosine * x + sine * y, cosine * y - sine * x
 
 
-def _noise(split: str, numbers: Integers) -> Floats:
+def _noise(split: str, indices: Integers) -> Floats:
     """Noise spread evenly within half of _NOISE either way, from one random byte for each channel of each pixel."""
     # One look-up gives sixteen bytes, so every image has this many positions of its own.
     each = SIDE * SIDE * _CHANNELS // 16
-    words = keyed.words(_key(split, "noise"), numbers[:, None] * each + np.arange(each))
+    words = keyed.words(_key(split, "noise"), indices[:, None] * each + np.arange(each))
     levels = np.stack(words, axis=-1).astype("<u4").view(np.uint8).reshape(-1, _CHANNELS, SIDE, SIDE)
     return (levels.astype(np.float32) - 127.5) * (_NOISE / 255)
 
@@ -118,16 +118,16 @@ def _key(split: str, purpose: str) -> int:
     return keyed.key(_SEED, "shapes", split, purpose)
 
 
-def _uniforms(split: str, purpose: str, numbers: Integers, *shape: int) -> Floats:
+def _uniforms(split: str, purpose: str, indices: Integers, *shape: int) -> Floats:
     """Numbers in [0, 1), an array of this shape for each image; of 24 bits each, which float32 holds exactly."""
     size, key = math.prod(shape), _key(split, purpose)
-    words = [word for index in range(math.ceil(size / 4)) for word in keyed.words(key, numbers, index)]
+    words = [word for index in range(math.ceil(size / 4)) for word in keyed.words(key, indices, index)]
     whole = keyed.integers(np.stack(words[:size], axis=1), 1 << 24)
     return (whole.astype(np.float32) * 2.0**-24).reshape(-1, *shape)
 
 
-def _between(bounds: tuple[float, float], share: Floats) -> Floats:
-    return bounds[0] + (bounds[1] - bounds[0]) * share
+def _between(bounds: tuple[float, float], fraction: Floats) -> Floats:
+    return bounds[0] + (bounds[1] - bounds[0]) * fraction
 
 
 def _directions(doublings: int) -> Floats:

@@ -169,7 +169,7 @@ def server() -> ForkServerContext:
     return context
 
 
-_numbers = itertools.count()
+_serials = itertools.count()
 """Distinguish a new memory from an earlier one with the same path."""
 
 
@@ -178,7 +178,7 @@ class _Shared:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.number = next(_numbers)
+        self.serial = next(_serials)
         self._memory = file.Memory(self.size)
         self.path = self._memory.path
         self.memory = np.frombuffer(self._memory.mapped, np.uint8)
@@ -214,7 +214,7 @@ class _ProcessBatch:
 
     def decode(self, chunk: Chunk, first: int) -> Callable[[], Faults]:
         shared = self._shared
-        return self._processes.submit(chunk, shared.path, shared.number, shared.size, self._shape, first)
+        return self._processes.submit(chunk, shared.path, shared.serial, shared.size, self._shape, first)
 
     def to_device(self) -> Tensor:
         copied = self._shared.to_device(self.images, self._processes.device)
@@ -231,16 +231,16 @@ _fill: Fill
 _mapped: dict[str, tuple[int, UInt8s]] = {}
 
 
-def begin() -> None:
+def start_worker() -> None:
     """What every worker process does first."""
-    for number in STOPS:  # the replica decides when its workers end
-        signal.signal(number, signal.SIG_IGN)
+    for stop in STOPS:  # the replica decides when its workers end
+        signal.signal(stop, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_replica, daemon=True).start()
     torch.set_num_threads(1)
 
 
 def _begin(open_fill: Callable[[], Fill]) -> None:
-    begin()
+    start_worker()
     global _fill  # noqa: PLW0603 - a process works for one plan
     try:
         _fill = open_fill()
@@ -264,9 +264,9 @@ def _end_with_the_replica() -> None:
     os._exit(1)
 
 
-def _decode(chunk: Chunk, path: str, number: int, size: int, shape: tuple[int, ...], first: int) -> Faults:
-    if path not in _mapped or _mapped[path][0] != number:
+def _decode(chunk: Chunk, path: str, serial: int, size: int, shape: tuple[int, ...], first: int) -> Faults:
+    if path not in _mapped or _mapped[path][0] != serial:
         with Path(path).open("r+b") as file:
-            _mapped[path] = number, np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
+            _mapped[path] = serial, np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
     batch = _mapped[path][1][: int(np.prod(shape))].reshape(shape)
     return _fill(chunk, batch[first : first + len(chunk.indices)])

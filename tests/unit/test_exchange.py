@@ -1,0 +1,129 @@
+"""Gradients that leave in buckets during the backward pass, beside another replica whose gradients are played."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import Broken
+from paceline.model import exchange
+from paceline.model.exchange import GradientBuckets
+from paceline.world import Work, World
+
+OTHER = 100.0
+"""What the other replica adds to every number."""
+
+
+class Beside(World):
+    """One of two replicas; the other's numbers are added when a collective is waited for."""
+
+    def __init__(self, broken: bool = False) -> None:
+        super().__init__(torch.device("cpu"), 0, 2)
+        self.sent: list[Tensor] = []
+        self.broken = broken
+
+    def all_reduce_async(self, values: Tensor, on_host: bool = False) -> Work:
+        self.sent.append(values.clone())
+
+        def wait() -> None:
+            if self.broken and len(self.sent) == 4:
+                raise Broken("replica 1 stopped answering")
+            values.add_(OTHER)
+
+        return Work(SimpleNamespace(wait=wait), self)
+
+
+def layers(monkeypatch: pytest.MonkeyPatch) -> list[nn.Parameter]:
+    """Three weights, each of which is a bucket."""
+    monkeypatch.setattr(exchange, "BUCKET_BYTES", 8)
+    return [nn.Parameter(torch.tensor([float(i), 2.0])) for i in range(1, 4)]
+
+
+def gradients(parameters: list[nn.Parameter]) -> list[list[float] | None]:
+    return [None if p.grad is None else p.grad.tolist() for p in parameters]
+
+
+def test_buckets_leave_in_the_last_micro_batch_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, parameters = Beside(), layers(monkeypatch)
+    buckets = GradientBuckets(parameters, world, torch.float32)
+    order: list[int] = []
+    for last in (False, True):
+        with buckets.micro_batch(last):
+            x = torch.ones(2)
+            for parameter in parameters:
+                x = x * parameter
+                x.register_hook(lambda _: order.append(len(world.sent)))
+            x.sum().backward()
+    assert order == [0, 0, 0, 0, 1, 2]  # the second backward pass meets the last weight first, and sends it
+    sums = buckets.finish(torch.tensor([7.0]))
+    assert [row.tolist() for row in world.sent] == [[4, 8], [6, 8], [12, 8], [7]]
+    assert gradients(parameters) == [[112, 108], [106, 108], [104, 108]]
+    assert sums.tolist() == [107]
+
+
+def test_a_bucket_that_is_full_early_waits_for_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, (first, second, third) = Beside(), layers(monkeypatch)
+    buckets = GradientBuckets([first, second, third], world, torch.float32)
+    with buckets.micro_batch(last=True):
+        (first * 2 + second * 3).sum().backward()
+        assert world.sent == []  # the third, which leaves first, has no gradient in this pass
+    buckets.finish(torch.zeros(1))
+    assert [row.tolist() for row in world.sent] == [[0, 0], [3, 3], [2, 2], [0]]
+    assert gradients([first, second, third]) == [[102, 102], [103, 103], [100, 100]]
+
+
+def test_a_replica_without_micro_batches_sends_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, parameters = Beside(), layers(monkeypatch)
+    GradientBuckets(parameters, world, torch.float32).finish(torch.zeros(1))
+    assert [row.tolist() for row in world.sent] == [[0, 0], [0, 0], [0, 0], [0]]
+    assert gradients(parameters) == [[100, 100]] * 3
+
+
+def test_gradients_are_dropped_if_another_replica_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = layers(monkeypatch)
+    buckets = GradientBuckets(parameters, Beside(broken=True), torch.float32)
+    with buckets.micro_batch(last=True):
+        torch.stack(list(parameters)).sum().backward()
+    with pytest.raises(Broken):
+        buckets.finish(torch.zeros(1))
+    assert gradients(parameters) == [None] * 3
+
+
+def test_gradients_are_dropped_if_a_pass_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, parameters = Beside(), layers(monkeypatch)
+    buckets = GradientBuckets(parameters, world, torch.float32)
+    with buckets.micro_batch(last=False):
+        torch.stack(list(parameters)).sum().backward()
+    with pytest.raises(Broken), buckets.micro_batch(last=True):
+        raise Broken("replica 1 stopped answering")
+    assert gradients(parameters) == [None] * 3
+
+
+def test_gradients_of_16_bit_weights_leave_in_32_bits_laid_out_as_the_weights() -> None:
+    world = Beside()
+    conv = nn.Conv2d(3, 4, 2).to(torch.bfloat16).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for parameter in conv.parameters():
+        parameter.grad_dtype = torch.float32
+    buckets = GradientBuckets(list(conv.parameters()), world, torch.float32)
+    with buckets.micro_batch(last=True):
+        conv(torch.ones(1, 3, 2, 2, dtype=torch.bfloat16)).sum().backward()
+    buckets.finish(torch.zeros(1))
+    assert [(row.dtype, len(row)) for row in world.sent] == [(torch.float32, 52), (torch.float32, 1)]
+    for parameter in conv.parameters():
+        assert parameter.grad is not None
+        assert (parameter.grad.dtype, parameter.grad.stride()) == (torch.float32, parameter.stride())
+        assert parameter.grad.eq(101).all()
+
+
+def test_a_single_replica_has_no_buckets() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    buckets = GradientBuckets([parameter], World(torch.device("cpu")), torch.float32)
+    with buckets.micro_batch(last=True):
+        parameter.sum().backward()
+    gradient = parameter.grad
+    assert buckets.finish(torch.ones(1)).tolist() == [1]
+    assert parameter.grad is gradient
+    assert not parameter._post_accumulate_grad_hooks
