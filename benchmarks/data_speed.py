@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.augment.resized_crop import evaluation_boxes, training_boxes
-from paceline.data.index.image_header import look
+from paceline.data.index.image_header import parse_header
 from paceline.data.load.decode import decode_into
 from paceline.data.pack import libjpeg
-from paceline.data.pack.transcode import Job, Smaller, prepare
+from paceline.data.pack.transcode import LossyPreset, SourceImage, transcode
 from paceline.settings.augment import Crop
 from paceline.settings.data import Center
 
@@ -98,12 +98,12 @@ def see(images: list[Encoded]) -> NDArray[np.float64]:
     return evaluation_boxes(Center(name="center", short=SHORT), SIDE, *sizes(images))
 
 
-def packed(paths: list[Path], images: list[Encoded], smaller: Smaller | None) -> list[Encoded]:
+def packed(paths: list[Path], images: list[Encoded], smaller: LossyPreset | None) -> list[Encoded]:
     """The pictures as a pack holds them."""
     made = []
     for path, image in zip(paths, images, strict=True):
-        job = Job(str(path), 0, len(image.content), image.width, image.height, image.flags, smaller)
-        picture = prepare(job)
+        job = SourceImage(str(path), 0, len(image.content), image.width, image.height, image.flags, smaller)
+        picture = transcode(job)
         made.append(Encoded(picture.encoded, picture.width, picture.height, picture.flags))
     return made
 
@@ -208,8 +208,8 @@ def main(folder: Path, rounds: int, busy: float) -> None:
     torch.set_num_threads(1)
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in {".jpg", ".jpeg"})
     contents = [path.read_bytes() for path in paths]
-    images = [Encoded(content, *look(content)) for content in contents]
-    fast = packed(paths, images, Smaller())
+    images = [Encoded(content, *parse_header(content)) for content in contents]
+    fast = packed(paths, images, LossyPreset())
     training = [
         Way("Pillow", images, pillow_training, cut(images), []),
         Way("Paceline, Pillow decodes", images, pillow_tier, cut(images), []),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from paceline.data.index import scan
-from paceline.data.index.formats import Found, Unit
+from paceline.data.index.formats import ScanUnit, UnitImages
 from paceline.data.index.formats import folder as folders
 from paceline.data.load.cache import Cache
 from paceline.data.load.image_files import ImageFiles, open_splits
@@ -69,7 +69,7 @@ def scanning(plan: Plan, folder: Path, temporary: str, environment: Mapping[str,
     tempfile.tempdir = temporary
     scanned, real = [], folders.scan
 
-    def counted(place: Path, unit: Unit) -> Found:
+    def counted(place: Path, unit: ScanUnit) -> UnitImages:
         scanned.append(unit.name)
         return real(place, unit)
 

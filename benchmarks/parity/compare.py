@@ -23,7 +23,7 @@ from paceline.model.build import build_network
 from paceline.model.dropout import Dropout, StochasticDepth
 from paceline.model.network import Network
 from paceline.model.norm import Statistics
-from paceline.model.pretrained import take
+from paceline.model.pretrained import load_weights
 from paceline.model.tables import MEMBERS
 from paceline.settings.build import build
 from paceline.settings.model import Model
@@ -116,7 +116,7 @@ def compare(ours: str, theirs: str, device: torch.device) -> bool:
         network = build_network(settings, DataFacts(1, 1, CLASSES, side)).double()
         peer = _peer(theirs).to(device).double()
     fill(peer)
-    take(network, dict(peer.state_dict()), theirs)
+    load_weights(network, dict(peer.state_dict()), theirs)
     parameters = count(network), count(peer)
     images = torch.randn(IMAGES, 3, side, side, dtype=torch.float64, device=device)
     cells, worst = [], 0.0

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from paceline.errors import Broken, RunError
+from paceline.files import write_whole
 
 MANIFEST, NETWORK, EMA = "manifest.json", "network.safetensors", "ema.safetensors"
 Files = dict[str, bytes]
@@ -48,9 +49,10 @@ def write_to(final: Path, step: int, files: Files) -> Path:
     try:
         part.mkdir(parents=True)
         for name, content in files.items():
-            _put(part / name, content)
+            write_whole(part / name, content, sync=True)
         listing = {name: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for name, c in files.items()}
-        _put(part / MANIFEST, json.dumps({"format": 1, "step": step, "files": listing}, indent=1).encode())
+        manifest = json.dumps({"format": 1, "step": step, "files": listing}, indent=1)
+        write_whole(part / MANIFEST, manifest, sync=True)
         _sync_folder(part)
         if final.exists():  # a damaged one of the same step, or the same bytes again
             _remove(final)
@@ -146,13 +148,6 @@ def _remove(path: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)
     shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _put(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:

@@ -258,9 +258,9 @@ def data_pack(
     json: Json = False,
 ) -> None:  # fmt: skip
     """Write a data set as a pack, which is faster to decode."""
-    from paceline.command import data_pack as verbs
+    from paceline.command import data_pack as verb
 
-    verbs.pack(source, out, settings or [], max_side, quality, processes, verify, json)
+    verb.run(source, out, settings or [], max_side, quality, processes, verify, json)
 
 
 @data_app.command("convert", epilog="Example: paceline data convert ~/imagenet-pack ~/tars --to webdataset --shuffle 1")
@@ -274,9 +274,9 @@ def data_convert(
     json: Json = False,
 ) -> None:  # fmt: skip
     """Write a data set as WebDataset tars or as class folders."""
-    from paceline.command import data_pack as verbs
+    from paceline.command import data_convert as verb
 
-    verbs.convert(source, out, settings or [], to.value, samples, shuffle, json)
+    verb.run(source, out, settings or [], to.value, samples, shuffle, json)
 
 
 @data_app.command("check", epilog="Example: paceline data check ~/imagenet")

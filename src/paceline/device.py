@@ -26,3 +26,8 @@ def pinned(values: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
 def to_device(values: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
     """Host values on the device, without waiting until they are there."""
     return pinned(values, device).to(device, non_blocking=True)
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """The widest float of a device, for sums over many images."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -11,14 +11,14 @@ from rich.console import Console
 
 from paceline import checkpoint
 from paceline.data.index import locate
-from paceline.data.index.fingerprint import IDENTITY, check_identity, keep_identity, trained_classes
-from paceline.data.index.scan import Tell
+from paceline.data.index.fingerprint import FINGERPRINT, check_fingerprint, trained_classes, write_fingerprint
 from paceline.data.load.quarantine import QUARANTINE
 from paceline.errors import DataError, RunError, SpecError
 from paceline.launch import Launch, launched
 from paceline.machine import Machine, this_machine
 from paceline.model import tables
 from paceline.planning import Plan
+from paceline.progress import progress_bar
 from paceline.reconcile import make_plan
 from paceline.record import PLAN, RECORD, Run, Stored, store_plan, stored_plan
 from paceline.settings import shipped
@@ -104,7 +104,8 @@ def make_job(
     placement, placed = read_placement(page, words, replicas, device)
     check_folder(name, recipe.data, data)
     if look or data is not None or not locate.is_known(recipe.data):
-        settings, folder = locate.locate(recipe.data, locate.given_folder(data), tell_progress())
+        with progress_bar() as progress:
+            settings, folder = locate.locate(recipe.data, locate.given_folder(data), progress)
     else:
         assert recipe.data is not None
         settings, folder = recipe.data, None
@@ -167,7 +168,7 @@ def prepare_folder(job: Job, folder: Path) -> None:
     except OSError as fault:
         raise RunError(f"{folder}: cannot be made: {fault.strerror}; choose another folder with --out") from None
     store_plan(folder, job.plan, job.asked, job.data_folder, job.written, job.placed)
-    keep_identity(folder, job.plan.data, job.data_folder)
+    write_fingerprint(folder, job.plan.data, job.data_folder)
 
 
 def _check_same(job: Job, folder: Path) -> None:
@@ -179,7 +180,7 @@ def _check_same(job: Job, folder: Path) -> None:
             f"{folder}: holds a run of another recipe; {changed[0]}{more}; choose another folder with --out, and begin "
             f"with the weights of this one, if you wish, by init.from={folder}"
         )
-    check_identity(folder, job.plan.data, job.data_folder)
+    check_fingerprint(folder, job.plan.data, job.data_folder)
 
 
 def _cleared(folder: Path) -> bool:
@@ -189,7 +190,7 @@ def _cleared(folder: Path) -> bool:
     with Run(folder, "read") as run:
         if not run.try_own():
             return False
-        for name in (PLAN, RECORD, LOG, IDENTITY, QUARANTINE):
+        for name in (PLAN, RECORD, LOG, FINGERPRINT, QUARANTINE):
             (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return True
@@ -222,7 +223,7 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
             if data is None or not data.is_dir():
                 raise
             raise DataError(f"{fault}; evaluate other images than the run's own with validate --test {data}") from None
-        check_identity(folder, settings, place)
+        check_fingerprint(folder, settings, place)
     recipe = recipe.model_copy(update={"data": settings})
     placement = build(Placement, placed)
     return plan_job(str(folder), recipe, placement, place, Tree(), placed, tuple(words), test)
@@ -244,7 +245,8 @@ def _settings_to_judge(folder: Path, data: Data | None, test: Path) -> Files:
     if not test.is_dir():
         what = "this is a file; write the folder of the images" if test.is_file() else "there is no such folder"
         raise DataError(f"--test {test}: {what}")
-    return locate.to_judge(data, names, test, tell_progress())
+    with progress_bar() as progress:
+        return locate.evaluation_files(data, names, test, progress)
 
 
 def _data_folder(folder: Path, stored: Stored, data: Path | None) -> Path | None:
@@ -265,25 +267,6 @@ def _data_folder(folder: Path, stored: Stored, data: Path | None) -> Path | None
 def _uncounted(data: Data | None) -> Data | None:
     """The data without the numbers of images, which were found: that they are still the same images says more."""
     return data.model_copy(update={"images": None, "validation_images": None}) if isinstance(data, Files) else data
-
-
-def tell_progress() -> Tell | None:
-    """A bar for what takes a while before a plan stands; none where nobody looks."""
-    if not sys.stderr.isatty():
-        return None
-    from rich.progress import Progress
-
-    bar = Progress(console=Console(stderr=True), transient=True)
-    task = bar.add_task("")
-
-    def tell(what: str, done: int, total: int) -> None:
-        bar.update(task, description=what, completed=done, total=total)
-        if done < total:
-            bar.start()
-        else:
-            bar.stop()
-
-    return tell
 
 
 def console() -> Console:

@@ -17,6 +17,7 @@ from typing import IO, Any, Literal, Protocol
 
 from paceline import __version__
 from paceline.errors import Broken, RunError
+from paceline.files import write_whole
 from paceline.machine import Machine
 from paceline.planning import Plan
 from paceline.settings.build import build
@@ -207,10 +208,9 @@ def store_plan(
         f"data_folder: {json.dumps(str(data_folder.resolve()) if data_folder else None)}\n"
     )
     numbers = "".join(f"#   {name}: {value}\n" for name, value in numbers_of(plan).items())
-    path, part = folder / PLAN, folder / f".{PLAN}"
+    path = folder / PLAN
     try:
-        part.write_text(text + "# What follows from them at the first start:\n" + numbers)
-        part.replace(path)
+        write_whole(path, text + "# What follows from them at the first start:\n" + numbers)
     except OSError as fault:
         raise RunError(f"{path}: cannot be written: {fault.strerror}") from None
 

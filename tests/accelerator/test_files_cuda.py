@@ -13,7 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from files_made import Numbers, Pixels, clean_pictures, file_plan, loading, spoilt
+from image_files import Numbers, Pixels, clean_pictures, file_plan, loading, spoilt
 from paceline import keyed
 from paceline.data.load import decode
 from paceline.data.load.files_nvjpeg import NvjpegLoader

@@ -9,7 +9,7 @@ import torch
 
 from conftest import make_plan
 from paceline.errors import PlanError
-from paceline.model.pretrained import adopt
+from paceline.model.pretrained import load_weights, read_weights
 from paceline.model.whole import Whole
 from paceline.training.trials import Trial, compare_outcomes
 from paceline.world import init_world
@@ -52,6 +52,7 @@ def test_a_torchvision_file_fits_the_network_of_that_name_with_a_new_head(
     torch.save(models.get_model(peer, weights=None).state_dict(), tmp_path / "peer.pth")
     plan = make_plan(f"model={model}", "data.side=64")
     whole = Whole(plan, init_world(plan, None))
-    adopted = adopt(whole.module, str(tmp_path / "peer.pth"), plan.facts)
+    source = str(tmp_path / "peer.pth")
+    loaded = load_weights(whole.module, read_weights(source, plan.facts), source)
     heads = {"aux1.dense", "aux2.dense", "head.dense"} if model == "googlenet" else {"head.dense"}
-    assert {name.rpartition(".")[0] for name in adopted.anew} == heads
+    assert {name.rpartition(".")[0] for name in loaded.initial} == heads

@@ -28,7 +28,7 @@ def test_a_plan_names_the_network_the_data_the_optimizer_and_the_schedule(paceli
     rows = table(printed)
     assert rows["network"] == "resnet8, 75,290 parameters"
     assert rows["data"] == "shapes, drawn by Paceline"
-    assert rows["optimizer"] == "momentum, lr 0.2, nesterov true"
+    assert rows["optimizer"] == "sgd, lr 0.2, momentum 0.9, nesterov true"
     assert rows["schedule"] == "cosine, warmup 1 epoch"
     assert "note" not in printed
 

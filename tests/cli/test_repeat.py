@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import SMALL, Paceline
-from files_made import PAGE, WRITERS, clean_pictures
+from image_files import PAGE, WRITERS, clean_pictures
 from paceline import checkpoint
 from paceline.data.index.scan import open_index
 from paceline.record import latest, rows_of

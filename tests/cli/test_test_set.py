@@ -11,10 +11,10 @@ import pytest
 from pydantic import ValidationError
 
 from conftest import Paceline, run_in
-from files_made import PAGE, clean_pictures, write_every_format
+from image_files import PAGE, clean_pictures, write_every_format
 from paceline import checkpoint
 from paceline.command import validate
-from paceline.data.index.locate import locate, to_judge
+from paceline.data.index.locate import evaluation_files, locate
 from paceline.data.index.scan import open_index
 from paceline.data.load.quarantine import quarantined
 from paceline.errors import DataError, RunError, SpecError
@@ -107,7 +107,7 @@ def test_what_cannot_be_judged_is_told_in_one_line(folder: Path, paceline: Pacel
     with pytest.raises(SpecError, match=r"^--data data and --test rest: .*; leave one out$"):
         stored_job(Path("run"), [], Path("data"), Path("rest"))
     shutil.move(folder / "first", folder / "rest/unicorn")
-    with pytest.raises(DataError, match=r"class 'unicorn' is none of .*; rename it, or remove it$"):
+    with pytest.raises(DataError, match=r"class 'unicorn' is not one of .*; rename or remove it$"):
         to_test()
     shutil.rmtree(folder / "rest/unicorn")
     done = paceline("validate", "run", "--data", "rest", "data.max_bad=0")
@@ -176,14 +176,14 @@ def test_every_format_gives_the_same_images_to_judge(tmp_path: Path) -> None:
     plain = open_index(Files(name="images"), tmp_path / "folder").validation.rows["label"].tolist()
     expected = None
     for form in ("folder", "pack"):
-        found = to_judge(Files(name="images", images=45), names, tmp_path / form)
+        found = evaluation_files(Files(name="images", images=45), names, tmp_path / form)
         index = open_index(found, tmp_path / form)
         assert (len(index.training), index.classes, found.validation_images) == (0, names, len(plain))
         labels = index.validation.rows["label"].tolist()
         expected = expected or labels
         assert labels == expected
     assert expected == [len(own) - label for label in plain]
-    numbered = to_judge(Files(name="images", first_label=1), names, tmp_path / "tfrecord")
+    numbered = evaluation_files(Files(name="images", first_label=1), names, tmp_path / "tfrecord")
     there = open_index(Files(name="images"), tmp_path / "tfrecord").validation.rows["label"].tolist()
     assert open_index(numbered, tmp_path / "tfrecord").validation.rows["label"].tolist() == there
 
@@ -192,9 +192,9 @@ def test_numbers_of_classes_whose_names_the_tars_keep_go_by_name(tmp_path: Path)
     write_tars(clean_pictures(40), tmp_path, 1 / 4, wrong_labels=False)
     plain = open_index(Files(name="images"), tmp_path).validation.rows["label"].tolist()
     data = Files(name="images")
-    assert open_index(to_judge(data, NAMES, tmp_path), tmp_path).validation.rows["label"].tolist() == plain
+    assert open_index(evaluation_files(data, NAMES, tmp_path), tmp_path).validation.rows["label"].tolist() == plain
     (tmp_path / "metadata.json").write_text(json.dumps({"classes": NAMES[::-1]}))
-    turned = open_index(to_judge(data, NAMES, tmp_path), tmp_path).validation.rows["label"].tolist()
+    turned = open_index(evaluation_files(data, NAMES, tmp_path), tmp_path).validation.rows["label"].tolist()
     assert turned == [9 - label for label in plain]  # though nothing else has changed
 
 
@@ -205,7 +205,7 @@ def test_a_recipe_may_name_its_classes_in_an_order_of_its_own(tmp_path: Path) ->
     other = open_index(Files(name="images", class_names=names), tmp_path)
     assert other.classes == names
     assert other.training.rows["label"].tolist() == [last - label for label in own.training.rows["label"].tolist()]
-    with pytest.raises(DataError, match=r"rename it, or remove it, or mend data.class_names$"):
+    with pytest.raises(DataError, match=r"rename or remove it, or correct data.class_names$"):
         open_index(Files(name="images", class_names=names[:2]), tmp_path)
     left = min(child.name for child in (tmp_path / "val").iterdir())
     for spare in set(own.classes) - {left}:
@@ -230,8 +230,8 @@ def test_names_that_contradict_are_refused(words: dict[str, Any], what: str) -> 
 
 def test_data_without_a_validation_part_are_judged_whole(tmp_path: Path) -> None:
     write_tfrecord(clean_pictures(20), tmp_path / "data", 0)
-    found = to_judge(Files(name="images", validation=0.2, fraction=0.5), NAMES, tmp_path / "data")
+    found = evaluation_files(Files(name="images", validation=0.2, fraction=0.5), NAMES, tmp_path / "data")
     assert found.validation_images == 20
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no images are here"):
-        to_judge(Files(name="images"), NAMES, tmp_path / "empty")
+        evaluation_files(Files(name="images"), NAMES, tmp_path / "empty")

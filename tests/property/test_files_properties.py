@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from files_made import Seen, clean_pictures, file_plan, judged, same, spoilt, trained
+from image_files import Seen, clean_pictures, file_plan, judged, same, spoilt, trained
 from paceline.data.load.quarantine import quarantined
 from paceline.planning import Plan
 from paceline.settings.placement import MOST_THREADS

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.data.index.scan import open_index
 from paceline.data.pack.convert import to_folder, to_webdataset
-from paceline.data.pack.writer import make_pack, open_source
+from paceline.data.pack.writer import write_pack
 from paceline.errors import DataError
 from paceline.settings.data import Files
 from pictures_made import make_pictures
@@ -84,9 +84,9 @@ def test_a_share_of_the_images_is_the_same_in_every_format(tmp_path: Path) -> No
     for number, key in enumerate(KEYS[:8]):
         (tmp_path / "source/cat").mkdir(parents=True, exist_ok=True)
         (tmp_path / f"source/cat/{key}.jpg").write_bytes(PICTURES[number])
-    whole = open_source(DATA, tmp_path / "source")
+    whole = open_index(DATA, tmp_path / "source", whole=True)
     to_webdataset(whole, tmp_path / "tars", samples=3)
-    make_pack(open_source(DATA, tmp_path / "tars"), tmp_path / "pack", processes=1)
+    write_pack(open_index(DATA, tmp_path / "tars", whole=True), tmp_path / "pack", processes=1)
     part = Files(name="images", validation=0.4)
     expected = [[key for key, _, _ in images] for images in images_of(tmp_path / "source", part)]
     for kind in ("tars", "pack"):

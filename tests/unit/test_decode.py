@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from paceline.augment.resized_crop import evaluation_boxes, training_boxes
-from paceline.data.index.image_header import look
+from paceline.data.index.image_header import parse_header
 from paceline.data.index.table import Flag
 from paceline.data.load import decode
 from paceline.data.load.decode import Decoder, Filter, Undecodable, decode_into
@@ -57,7 +57,7 @@ def opened(encoded: bytes) -> Image.Image:
 def made(
     encoded: bytes, box: Any, resize: Filter = "bilinear", mirrored: bool = False, flags: int = 0, **options: Any
 ) -> NDArray[np.int64]:
-    width, height, found = look(encoded)
+    width, height, found = parse_header(encoded)
     out = np.full((options.pop("side", SIDE),) * 2 + (3,), 99, np.uint8)
     decode_into(encoded, found | flags, width, height, box, mirrored, resize, out, **options)
     return out.astype(np.int64)
@@ -210,7 +210,7 @@ def test_of_16_bits_of_gray_the_higher_8_count(form: str) -> None:
 
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
 def test_numbers_on_no_known_scale_are_no_picture(kind: Any) -> None:
-    with pytest.raises(Undecodable, match="numbers of 32 bits on no known scale; write it with 8 or 16 bits"):
+    with pytest.raises(Undecodable, match="32-bit numbers on no known scale; write it with 8 or 16 bits"):
         made(saved(Image.fromarray(DEEP.astype(kind)), "TIFF"), [0, 0, 9, 9])
 
 
@@ -329,7 +329,7 @@ def test_orientation_is_ignored_unless_it_is_to_be_honored(orientation: int, for
 @pytest.mark.parametrize("orientation", [3, 6])
 def test_a_tiff_is_turned_by_pillow_itself(orientation: int) -> None:
     encoded = oriented(scene(150, 110), orientation, "TIFF")
-    width, height, flags = look(encoded)
+    width, height, flags = parse_header(encoded)
     across = bool(flags & Flag.ACROSS)
     box = evaluation_boxes(
         Center(name="center", short=73),

@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from paceline.errors import PlanError
 from paceline.model.batch import Batch
 from paceline.model.dropout import DropoutMasks
-from paceline.model.efficientnet import efficientnet_blocks
-from paceline.model.inverted import InvertedUnit, SqueezeExcite
 from paceline.model.layers import Head, MakeNorm
+from paceline.model.mobile import InvertedUnit, SqueezeExcite, efficientnet_blocks
 from paceline.model.mobile_tables import Squeeze, round_channels, shape
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct, NormAct, ProxyNormAct

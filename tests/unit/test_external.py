@@ -402,10 +402,11 @@ def test_published_weights_are_asked_for_and_a_head_for_other_classes_starts_ane
 ) -> None:
     plan = make_plan(f"model={package}:headed", f"init.from={package}:headed")
     state = build_state(plan, WORLD)
-    adopted = initialize_state(state, plan)
-    assert adopted is not None
-    assert adopted.anew == [f"network.network.{head}.{last}" for head in ("fc", "aux1") for last in ("weight", "bias")]
-    assert adopted.tensors == len(state.network.module.state_dict()) - 4
+    loaded = initialize_state(state, plan)
+    assert loaded is not None
+    heads = [f"network.network.{head}" for head in ("fc", "aux1")]
+    assert loaded.initial == [f"{head}.{last}" for head in heads for last in ("weight", "bias")]
+    assert loaded.tensors == len(state.network.module.state_dict()) - 4
     assert packages[-1] == ("headed", {"pretrained": True} if package == "timm" else {"weights": "DEFAULT"})
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from conftest import make_plan
-from files_made import (
+from image_files import (
     BAD_BYTES,
     Pixels,
     clean_pictures,
@@ -34,7 +34,7 @@ from paceline import keyed
 from paceline.augment.flip import draw_flips
 from paceline.augment.resized_crop import evaluation_boxes, training_boxes
 from paceline.data.index.fingerprint import digest_of
-from paceline.data.index.image_header import look
+from paceline.data.index.image_header import parse_header
 from paceline.data.load import image_files
 from paceline.data.load.decode import decode_into
 from paceline.data.load.files import EvaluationCrops, open_decoder
@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(plan: Plan, picture: Made, position: int, number: int, side: int) -> Pixels:
     """One training picture, cut, resized and mirrored by itself."""
     assert isinstance(plan.data, Files)
-    width, height, flags = look(picture.bytes)
+    width, height, flags = parse_header(picture.bytes)
     place = np.array([position])
     box = training_boxes(plan.recipe.seed, plan.recipe.augment.crop, place, np.array([width]), np.array([height]))[0]
     mirrored = draw_flips(plan.recipe, place, np.array([number]), place // plan.epoch_images)
@@ -99,7 +99,7 @@ def test_every_validation_image_is_judged_once_in_order(folder: Path) -> None:
     pixels, labels = judged(plan, folder)
     assert len(pixels) == len(VALIDATION)
     for picture, found, label in zip(VALIDATION, pixels, labels, strict=True):
-        width, height, flags = look(picture.bytes)
+        width, height, flags = parse_header(picture.bytes)
         box = evaluation_boxes(plan.data.evaluation, 20, np.array([width]), np.array([height]))[0]
         out = np.zeros((20, 20, 3), np.uint8)
         decode_into(picture.bytes, flags, width, height, box, False, "bilinear", out)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.data.index.formats import part_of, tfrecord
+from paceline.data.index.formats import split_of, tfrecord
 from paceline.data.index.scan import open_index
 from paceline.data.index.table import Flag, Index
 from paceline.errors import DataError
@@ -76,7 +76,7 @@ def test_data_without_a_validation_part_say_what_to_write(tmp_path: Path) -> Non
     put(tmp_path, "stray.png")
     index = open_index(files(validation="25%"), tmp_path)
     assert len(index.training) + len(index.validation) == 40
-    assert index.notes == ("1 images outside class folders are left out",)
+    assert index.notes == ("1 images outside class folders are skipped",)
 
 
 def test_a_share_is_not_taken_from_data_with_a_validation_part(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_flat_images_without_labels_say_what_to_write(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no image has a label; write data\.labels=FILE"):
         open_index(files(validation=0.5), tmp_path / "flat")
     put(tmp_path / "half", "train/a/1.jpg", "val/2.jpg")
-    with pytest.raises(DataError, match=r"validation part lie in no class folders; .*data\.labels=FILE"):
+    with pytest.raises(DataError, match=r"validation images lie in no class folders; .*data\.labels=FILE"):
         open_index(files(), tmp_path / "half")
 
 
@@ -177,7 +177,7 @@ def test_a_file_of_labels_that_is_wrong_is_refused(tmp_path: Path, name: str, te
     ],
 )  # fmt: skip
 def test_the_name_of_a_shard_says_its_part(name: str, part: str) -> None:
-    assert part_of(name) == part
+    assert split_of(name) == part
 
 
 @pytest.mark.parametrize("write", [write_tfrecord, write_tars])

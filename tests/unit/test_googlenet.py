@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.model.batch import Batch, Chain
-from paceline.model.branches import Auxiliary, Branches
 from paceline.model.dropout import Dropout
-from paceline.model.googlenet import googlenet_blocks
+from paceline.model.inception import Auxiliary, Branches, googlenet_blocks
 from paceline.model.layers import MakeNorm
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.model.dropout import Dropout
-from paceline.model.inception_resnet import Residual, inception_resnet_blocks
+from paceline.model.inception import ScaledResidual, inception_resnet_blocks
 from paceline.model.layers import Head, MakeNorm
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
@@ -40,8 +40,8 @@ def scores(side: int, channels: int = 3, classes: int = 1000) -> Tensor:
     return y
 
 
-def units(model: InceptionResNetV2) -> dict[str, Residual]:
-    return {name: block for name, block in blocks(model).items() if isinstance(block, Residual)}
+def units(model: InceptionResNetV2) -> dict[str, ScaledResidual]:
+    return {name: block for name, block in blocks(model).items() if isinstance(block, ScaledResidual)}
 
 
 def test_the_size_is_the_published_one() -> None:
@@ -84,7 +84,7 @@ def test_only_the_last_unit_has_no_activation() -> None:
 
 @pytest.mark.parametrize("last", [False, True])
 def test_a_unit_adds_its_scaled_branch_to_the_picture(last: bool) -> None:
-    unit = Residual(4, "1x1:3 | 1x3:2", 0.3, last, MAKE_NORM)
+    unit = ScaledResidual(4, "1x1:3 | 1x3:2", 0.3, last, MAKE_NORM)
     x = torch.linspace(-1, 1, 4 * 25).reshape(1, 4, 5, 5)
     before = x.clone()
     expected = x + 0.3 * unit.conv(unit.mixed(x, None))

@@ -16,7 +16,7 @@ from paceline.facts import DataFacts
 from paceline.model.build import build_network
 from paceline.model.init import initialize, published
 from paceline.model.norm import NormAct
-from paceline.model.resnet import Unit
+from paceline.model.resnet import ResidualUnit
 from paceline.settings import model
 from paceline.settings.model import Model
 from paceline.settings.recipe import Init
@@ -227,7 +227,7 @@ def test_zero_gamma_starts_the_norms_of_its_roles_at_zero(
         if isinstance(part, NormAct):
             part.to_empty(device="cpu")
             initialize(part, recipe.init, 0)
-    units = [part for part in built.modules() if isinstance(part, Unit)]
+    units = [part for part in built.modules() if isinstance(part, ResidualUnit)]
     assert {unit.projects for unit in units} == {True, False}
     for unit in units:
         last = unit.norm3 if unit.bottleneck else unit.norm2

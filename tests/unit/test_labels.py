@@ -58,7 +58,7 @@ def test_lines_of_other_systems_are_read(tmp_path: Path, end: str) -> None:
     [
         ("1.jpg,3\n2.jpg,\n", ":2: '2.jpg' has no class; write one, or remove the line"),
         ("1.jpg,3\n,4\n", ":2: expected 'file,class', found ',4'"),
-        ("1.jpg,3\n2.jpg,4\n1.jpg,5\n", ":3: '1.jpg' has two classes, '3' and '5'; leave one of them"),
+        ("1.jpg,3\n2.jpg,4\n1.jpg,5\n", ":3: '1.jpg' has two classes, '3' and '5'; remove one of them"),
         ('1.jpg,3\n2.jpg,"4\n3.jpg,5\n', ":2: unexpected end of data; expected 'file,class', found '2.jpg,\"4'"),
         ('1.jpg,3\n"2.jpg,4\n"3.jpg,5\n', ":2: unexpected end of data; expected 'file,class', found '\"2.jpg,4'"),
         ('"1.jpg"x,3\n', ":1: ',' expected after '\"'; expected 'file,class', found '\"1.jpg\"x,3'"),

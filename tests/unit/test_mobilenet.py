@@ -10,10 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from paceline.model.batch import Batch
-from paceline.model.inverted import InvertedUnit, SqueezeExcite
 from paceline.model.layers import Head, MakeNorm
+from paceline.model.mobile import InvertedUnit, PooledDense, SqueezeExcite, mobilenet2_blocks, mobilenet3_blocks
 from paceline.model.mobile_tables import Squeeze, shape
-from paceline.model.mobilenet import Dense, mobilenet2_blocks, mobilenet3_blocks
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct, NormAct
 from paceline.settings.model import MobileNetV2, MobileNetV3
@@ -153,7 +152,7 @@ def test_dropout_stands_before_the_last_dense_layer(name: str) -> None:
 def test_the_head_of_v3_has_a_dense_layer_with_hard_swish_before_the_last() -> None:
     built = build(settings(SMALL, 0.35), classes=5).double().eval()
     dense, head = built.get_submodule("dense1"), built.get_submodule("head")
-    assert isinstance(dense, Dense)
+    assert isinstance(dense, PooledDense)
     assert isinstance(head, Head)
     x = torch.sin(torch.arange(2 * dense.dense.in_features * 4, dtype=torch.float64)).view(2, -1, 2, 2)
     features = dense.dense(x.mean((2, 3)))

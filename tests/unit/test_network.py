@@ -147,6 +147,14 @@ def test_a_cut_network_gives_the_same_scores_from_the_same_parameters(names: lis
     assert all(cut[name] is parameter for name, parameter in whole.items())  # the very same, not copies
 
 
+def test_a_network_can_be_exported() -> None:
+    plan = make_plan("on.precision=fp64")
+    network = build_network(plan.recipe, plan.facts).double().eval()
+    x = torch.sin(torch.arange(2 * 3 * 64, dtype=torch.float64)).view(2, 3, 8, 8)
+    exported = torch.export.export(network, (x,)).module()
+    assert torch.allclose(exported(x), network(x), rtol=1e-12)
+
+
 def test_a_slice_of_a_network_is_a_network() -> None:
     network = adders()
     middle = network[1:4]

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from conftest import Paceline, environment
-from paceline.command import data_pack as command
+from paceline.command import data_convert, data_pack
 from paceline.data.index.formats import pack as pack_format
 from paceline.data.index.scan import open_index
 from paceline.data.index.table import Flag, Index, Table
 from paceline.data.pack import shards, tiles
 from paceline.data.pack.convert import to_folder, to_webdataset
-from paceline.data.pack.transcode import Smaller
-from paceline.data.pack.writer import make_pack, open_source
+from paceline.data.pack.transcode import LossyPreset
+from paceline.data.pack.writer import write_pack
 from paceline.errors import DataError, SpecError
 from paceline.settings.data import Files
 
@@ -77,7 +77,7 @@ def index(source: Path) -> Index:
 @pytest.fixture(scope="module")
 def packed(index: Index, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("packs") / "pack"
-    make_pack(index, out, processes=2, shard_bytes=SHARD)
+    write_pack(index, out, processes=2, shard_bytes=SHARD)
     return out
 
 
@@ -142,7 +142,7 @@ def test_what_can_be_tiled_is_and_what_cannot_is_kept_as_it_is(index: Index, pac
 
 
 def test_a_pack_of_a_pack_is_the_same_pack(packed: Path, tmp_path: Path) -> None:
-    make_pack(open_index(DATA, packed), tmp_path / "again", processes=1, shard_bytes=1 << 20)
+    write_pack(open_index(DATA, packed), tmp_path / "again", processes=1, shard_bytes=1 << 20)
     assert described(open_index(DATA, tmp_path / "again")) == described(open_index(DATA, packed))
 
 
@@ -157,17 +157,17 @@ def test_packing_goes_on_where_complete_shards_end(index: Index, packed: Path, t
             raise Stopped
 
     with pytest.raises(Stopped):
-        make_pack(index, tmp_path / "pack", processes=1, tell=stop, shard_bytes=SHARD)
+        write_pack(index, tmp_path / "pack", processes=1, progress=stop, shard_bytes=SHARD)
     finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "pack").glob("*.pack")}
     assert 0 < len(finished) < len([*packed.glob("*.pack")])
     with pytest.raises(DataError, match="not finished"):
         open_index(DATA, tmp_path / "pack")
     started = []
-    made = make_pack(
-        index, tmp_path / "pack", processes=1, tell=lambda _, done, __: started.append(done), shard_bytes=SHARD
+    made = write_pack(
+        index, tmp_path / "pack", processes=1, progress=lambda _, done, __: started.append(done), shard_bytes=SHARD
     )
     assert started[0] > 1
-    assert not made.again
+    assert not made.was_complete
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     files = {path.name: path.read_bytes() for path in packed.iterdir() if path.is_file()}
     assert {path.name: path.read_bytes() for path in (tmp_path / "pack").iterdir() if path.is_file()} == files
@@ -175,62 +175,62 @@ def test_packing_goes_on_where_complete_shards_end(index: Index, packed: Path, t
 
 def test_a_finished_pack_is_not_written_again(index: Index, packed: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in packed.glob("*.*")}
-    made = make_pack(index, packed, shard_bytes=SHARD)
-    assert made.again
+    made = write_pack(index, packed, shard_bytes=SHARD)
+    assert made.was_complete
     assert made.images == 31
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
 def test_another_data_set_is_never_overwritten(index: Index, source: Path, packed: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not empty and holds no pack"):
-        make_pack(index, source)
+        write_pack(index, source)
     with pytest.raises(DataError, match="other images, or made with other settings"):
-        make_pack(index, packed, Smaller(), shard_bytes=SHARD)
+        write_pack(index, packed, LossyPreset(), shard_bytes=SHARD)
     save(tmp_path / "train/a/x.jpg", 1)
     save(tmp_path / "val/a/y.jpg", 2)
     with pytest.raises(DataError, match="other images, or made with other settings"):
-        make_pack(open_index(DATA, tmp_path), packed, shard_bytes=SHARD)
+        write_pack(open_index(DATA, tmp_path), packed, shard_bytes=SHARD)
 
 
 def test_a_changed_byte_is_found_and_mended(index: Index, copy: Path) -> None:
-    assert shards.verify(copy) == 31
+    assert shards.verify_pack(copy) == 31
     shard = copy / "training-00001.pack"
     whole = bytearray(shard.read_bytes())
     whole[len(whole) // 2] ^= 1
     shard.write_bytes(whole)
     with pytest.raises(DataError, match=r"1 of 31 images are not what was packed, the first is training-00001.pack at"):
-        shards.verify(copy)
+        shards.verify_pack(copy)
     shard.unlink()
     with pytest.raises(DataError, match=r"training-00001.pack: cannot be read"):
-        shards.verify(copy)
-    make_pack(index, copy, processes=1, shard_bytes=SHARD)
-    assert shards.verify(copy) == 31
+        shards.verify_pack(copy)
+    write_pack(index, copy, processes=1, shard_bytes=SHARD)
+    assert shards.verify_pack(copy) == 31
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "renamed", "newer"])
 def test_a_damaged_index_is_refused(copy: Path, damage: str) -> None:
-    path = shards.index_file(copy, "training")
+    path = shards.index_path(copy, "training")
     whole = bytearray(path.read_bytes())
     if damage == "changed":
         whole[whole.index(b"image00")] ^= 1
     if damage == "renamed":
-        whole = bytearray(bytes(whole).replace(b'"a", "b"', b'"a", "x"'))
+        whole = bytearray(bytes(whole).replace(rb"\"a\", \"b\"", rb"\"a\", \"x\""))
     if damage == "newer":
-        whole = bytearray(bytes(whole).replace(b'{"pack": 1', b'{"pack": 9'))
+        whole = bytearray(bytes(whole).replace(rb"\"pack\": 1", rb"\"pack\": 9"))
     path.write_bytes(whole[: len(whole) // 2] if damage == "cut" else whole)
-    said = {"cut": "cut or damaged", "newer": "version 9"}.get(damage, "checksum is wrong")
+    said = {"cut": "damaged, or of an older", "newer": "version 9"}.get(damage, "checksum is wrong")
     with pytest.raises(DataError, match=said):
         open_index(DATA, copy)
 
 
 def test_a_folder_without_a_pack_cannot_be_verified(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no finished pack here"):
-        shards.verify(tmp_path)
+        shards.verify_pack(tmp_path)
     assert not pack_format.recognize(tmp_path)
 
 
 def test_the_smaller_preset_bounds_sides_and_bytes(index: Index, tmp_path: Path) -> None:
-    made = make_pack(index, tmp_path / "small", Smaller(max_side=64, quality=80), processes=1)
+    made = write_pack(index, tmp_path / "small", LossyPreset(max_side=64, quality=80), processes=1)
     again = open_index(DATA, tmp_path / "small")
     assert made.bytes < 0.7 * made.source_bytes
     assert [row[:2] for row in described(again)] == [row[:2] for row in described(index)]
@@ -249,20 +249,20 @@ def test_without_libjpeg_a_smaller_pack_is_offered(
 ) -> None:
     monkeypatch.setattr("paceline.data.pack.libjpeg.available", lambda: False)
     with pytest.raises(DataError, match="--max-side 500 --quality 90"):
-        make_pack(index, tmp_path / "pack")
+        write_pack(index, tmp_path / "pack")
     assert not (tmp_path / "pack").exists()
 
 
 def test_data_without_a_validation_part_stay_whole(tmp_path: Path) -> None:
     for number in range(20):
         save(tmp_path / "source" / "ab"[number % 2] / f"{number}.jpg", number)
-    whole = open_source(DATA, tmp_path / "source")
+    whole = open_index(DATA, tmp_path / "source", whole=True)
     assert (len(whole.training), len(whole.validation)) == (20, 0)
     assert [*whole.training.keys] == sorted(whole.training.keys)
-    make_pack(whole, tmp_path / "pack", processes=1)
+    write_pack(whole, tmp_path / "pack", processes=1)
     part = Files(name="images", validation=0.3)
     assert described(open_index(part, tmp_path / "pack")) == described(open_index(part, tmp_path / "source"))
-    to_webdataset(open_source(DATA, tmp_path / "pack"), tmp_path / "tars", samples=7)
+    to_webdataset(open_index(DATA, tmp_path / "pack", whole=True), tmp_path / "tars", samples=7)
     assert max(path.name for path in (tmp_path / "tars").glob("*.tar")) == "all-000002.tar"
     assert described(open_index(part, tmp_path / "tars")) == described(open_index(part, tmp_path / "source"))
 
@@ -271,11 +271,11 @@ def test_data_without_a_validation_part_stay_whole(tmp_path: Path) -> None:
 def test_a_share_of_data_without_a_validation_part_is_packed_whole(count: int, tmp_path: Path) -> None:
     for number in range(count):
         save(tmp_path / "source" / "ab"[number % 2] / f"{number}.jpg", number)
-    assert len(open_source(DATA, tmp_path / "source").training) == count
-    some = open_source(Files(name="images", fraction=0.25), tmp_path / "source")
+    assert len(open_index(DATA, tmp_path / "source", whole=True).training) == count
+    some = open_index(Files(name="images", fraction=0.25), tmp_path / "source", whole=True)
     assert (len(some.training), len(some.validation)) == (max(min(count, 2), count // 4), 0)
-    assert make_pack(some, tmp_path / "pack", processes=1).images == len(some.training)
-    assert described(open_source(DATA, tmp_path / "pack")) == described(some)
+    assert write_pack(some, tmp_path / "pack", processes=1).images == len(some.training)
+    assert described(open_index(DATA, tmp_path / "pack", whole=True)) == described(some)
 
 
 def test_what_a_jpeg_cannot_hold_or_show_is_kept_as_it_is(tmp_path: Path) -> None:
@@ -284,9 +284,9 @@ def test_what_a_jpeg_cannot_hold_or_show_is_kept_as_it_is(tmp_path: Path) -> Non
     Image.new("RGB", (70_000, 4)).save(folder / "wide.png")
     Image.fromarray(np.full((40, 30), 0.5, np.float32)).save(folder / "numbers.tiff")
     Image.fromarray(np.full((40, 30), 40_000, np.uint16)).save(folder / "gray.png", compress_level=0)
-    source = open_source(DATA, tmp_path / "source")
-    make_pack(source, tmp_path / "pack", Smaller(max_side=None, quality=90), processes=1)
-    found = open_source(DATA, tmp_path / "pack")
+    source = open_index(DATA, tmp_path / "source", whole=True)
+    write_pack(source, tmp_path / "pack", LossyPreset(max_side=None, quality=90), processes=1)
+    found = open_index(DATA, tmp_path / "pack", whole=True)
     by_key = {key: content(found.folder, found.training, number) for number, key in enumerate(found.training.keys)}
     assert by_key["wide"] == (folder / "wide.png").read_bytes()
     assert by_key["numbers"] == (folder / "numbers.tiff").read_bytes()
@@ -300,8 +300,10 @@ def test_a_tiff_is_upright_in_a_smaller_pack(turn: int, tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = turn
     Image.fromarray(noise(3)).save(tmp_path / "source" / "a" / "x.tif", exif=exif)
-    make_pack(open_source(DATA, tmp_path / "source"), tmp_path / "pack", Smaller(max_side=32), processes=1)
-    found = open_source(DATA, tmp_path / "pack")
+    write_pack(
+        open_index(DATA, tmp_path / "source", whole=True), tmp_path / "pack", LossyPreset(max_side=32), processes=1
+    )
+    found = open_index(DATA, tmp_path / "pack", whole=True)
     row = found.training.rows[0]
     assert (int(row["width"]), int(row["height"])) == ((24, 32) if turn == 6 else (32, 24))
     assert not int(row["flags"]) & (Flag.TURNED | Flag.ACROSS)
@@ -310,9 +312,9 @@ def test_a_tiff_is_upright_in_a_smaller_pack(turn: int, tmp_path: Path) -> None:
 
 
 def test_a_pack_becomes_files_again(index: Index, packed: Path, tmp_path: Path) -> None:
-    made = to_folder(open_source(DATA, packed), tmp_path / "files")
+    made = to_folder(open_index(DATA, packed, whole=True), tmp_path / "files")
     again = open_index(DATA, tmp_path / "files")
-    assert made["parts"] == {"train": 25, "val": 6}
+    assert made["splits"] == {"train": 25, "val": 6}
     assert again.classes == index.classes
     assert described(again) == described(index)
     assert (tmp_path / "files/train/b/really_png.png").is_file()
@@ -321,14 +323,14 @@ def test_a_pack_becomes_files_again(index: Index, packed: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("shuffle", [None, 7])
 def test_a_pack_becomes_tars(index: Index, packed: Path, tmp_path: Path, shuffle: int | None) -> None:
-    to_webdataset(open_source(DATA, packed), tmp_path / "tars", samples=10, shuffle=shuffle)
+    to_webdataset(open_index(DATA, packed, whole=True), tmp_path / "tars", samples=10, shuffle=shuffle)
     with tarfile.open(tmp_path / "tars/train-000000.tar") as tar:
         names = tar.getnames()
     assert len(names) == 20
     assert names[0].rpartition(".")[0] == names[1].rpartition(".")[0]
     assert (names[::2] == sorted(names[::2], key=lambda name: name.rpartition("/")[2])) == (shuffle is None)
     said = json.loads((tmp_path / "tars/metadata.json").read_text())
-    assert said["parts"] == {"train": {"samples": 25, "shards": 3}, "validation": {"samples": 6, "shards": 1}}
+    assert said["splits"] == {"train": {"samples": 25, "shards": 3}, "validation": {"samples": 6, "shards": 1}}
     assert said["classes"] == ["a", "b", "c"]
     assert open_index(DATA, tmp_path / "tars").classes == ("a", "b", "c")
     assert described(open_index(DATA, tmp_path / "tars")) == described(index)
@@ -375,24 +377,24 @@ def test_packing_and_converting_by_hand(paceline: Paceline, source: Path) -> Non
 
 
 def test_a_pack_is_verified_on_its_own(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command.pack(packed, None, [], None, None, None, verify=True, as_json=True)
+    data_pack.run(packed, None, [], None, None, None, verify=True, as_json=True)
     assert json.loads(capsys.readouterr().out) == {"pack": str(packed), "images": 31, "verified": True}
 
 
 def test_faults_of_the_command_line_say_what_to_write(source: Path, packed: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(DataError, match="there is no such folder; write the folder that holds the images"):
-        command.pack(tmp_path / "nowhere", out, [], None, None, None, False, False)
+        data_pack.run(tmp_path / "nowhere", out, [], None, None, None, False, False)
     with pytest.raises(SpecError, match="where to"):
-        command.pack(source, None, [], None, None, None, False, False)
+        data_pack.run(source, None, [], None, None, None, False, False)
     with pytest.raises(SpecError, match="--verify reads one pack"):
-        command.pack(packed, out, [], None, None, None, True, False)
+        data_pack.run(packed, out, [], None, None, None, True, False)
     with pytest.raises(DataError, match="made with other settings; write a new folder"):
-        command.pack(source, packed, [], None, 50, None, False, False)
+        data_pack.run(source, packed, [], None, 50, None, False, False)
     with pytest.raises(SpecError, match="labels"):
-        command.pack(source, out, ["data.lables=x.csv"], None, None, None, False, False)
+        data_pack.run(source, out, ["data.lables=x.csv"], None, None, None, False, False)
     with pytest.raises(SpecError, match="--shuffle is for --to webdataset"):
-        command.convert(source, out, [], "folder", 10, 1, False)
+        data_convert.run(source, out, [], "folder", 10, 1, False)
 
 
 @pytest.mark.long
@@ -400,9 +402,11 @@ def test_a_killed_packing_goes_on(tmp_path: Path) -> None:
     for number in range(120):
         save(tmp_path / "source" / ("val" if number % 6 == 0 else "train") / "a" / f"{number}.jpg", number)
     program = (
-        "import sys; from pathlib import Path; from paceline.data.pack.writer import *\n"
+        "import sys; from pathlib import Path; from paceline.data.pack.writer import write_pack\n"
+        "from paceline.data.index.scan import open_index; from paceline.settings.data import Files\n"
         "if __name__ == '__main__':\n"
-        " make_pack(open_source(Files(name='images'), Path(sys.argv[1])), Path(sys.argv[2]), shard_bytes=40_000)\n"
+        " index = open_index(Files(name='images'), Path(sys.argv[1]), whole=True)\n"
+        " write_pack(index, Path(sys.argv[2]), shard_bytes=40_000)\n"
     )
     (tmp_path / "program.py").write_text(program)
     words = [sys.executable, "program.py", "source"]

@@ -18,11 +18,11 @@ from paceline import checkpoint
 from paceline.errors import DataError, UserError
 from paceline.facts import DataFacts
 from paceline.model.batch import Chain
-from paceline.model.branches import Auxiliary
+from paceline.model.inception import Auxiliary
 from paceline.model.layers import Head
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
-from paceline.model.pretrained import adopt, take
+from paceline.model.pretrained import LoadedWeights, load_weights, read_weights
 from paceline.training.restore import restore_newest
 from paceline.training.save import to_files
 from paceline.training.state import State, build_state, initialize_state
@@ -76,16 +76,20 @@ def words_from(source: Path) -> str:
     return f"init.from={source}"
 
 
+def load_from(network: nn.Module, path: Path) -> LoadedWeights:
+    return load_weights(network, read_weights(str(path), FACTS), str(path))
+
+
 def test_a_run_folder_gives_its_newest_checkpoint(tmp_path: Path) -> None:
     old, new = make_state("seed=5"), trained()
     checkpoint.write(tmp_path / "checkpoints", 3, to_files(old))
     checkpoint.write(tmp_path / "checkpoints", 7, to_files(new))
     ours = make_state()
     assert not same(tensors_of(ours), tensors_of(new))
-    adopted = adopt(ours.network.module, str(tmp_path), FACTS)
+    loaded = load_from(ours.network.module, tmp_path)
     assert same(tensors_of(ours), tensors_of(new))
-    assert adopted.anew == []
-    assert adopted.tensors == len(tensors_of(new)) == 37
+    assert loaded.initial == []
+    assert loaded.tensors == len(tensors_of(new)) == 37
 
 
 def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
@@ -93,7 +97,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path: Path)
     damaged = checkpoint.write(tmp_path / "checkpoints", 7, to_files(make_state("seed=5")))
     (damaged / "network.safetensors").write_bytes(b"nothing")
     ours = make_state()
-    adopt(ours.network.module, str(tmp_path), FACTS)
+    load_from(ours.network.module, tmp_path)
     assert same(tensors_of(ours), tensors_of(trained()))
 
 
@@ -138,9 +142,9 @@ def test_a_foreign_pth_file_is_matched_in_its_order(tmp_path: Path, wrap: str, l
     theirs = tensors_of(trained())
     torch.save(WRAPPERS[wrap](foreign(theirs)), tmp_path / "weights.pth", _use_new_zipfile_serialization=not legacy)
     ours = make_state()
-    adopted = adopt(ours.network.module, str(tmp_path / "weights.pth"), FACTS)
+    loaded = load_from(ours.network.module, tmp_path / "weights.pth")
     assert same(tensors_of(ours), theirs)
-    assert (adopted.tensors, adopted.anew) == (37, [])
+    assert (loaded.tensors, loaded.initial) == (37, [])
 
 
 def test_prefixed_names_of_paceline_are_matched_by_name(tmp_path: Path) -> None:
@@ -162,7 +166,7 @@ def test_foreign_tensors_that_lost_their_order_are_refused_and_nothing_changes(t
     with pytest.raises(
         UserError, match=r"does not fit this network: 'features\.\d+\.\w+' .* stands where '.*' .* should"
     ):
-        adopt(ours.network.module, str(tmp_path / "weights.pth"), FACTS)
+        load_from(ours.network.module, tmp_path / "weights.pth")
     assert same(tensors_of(ours), before)
 
 
@@ -172,20 +176,23 @@ def test_another_number_of_classes_starts_the_head_anew_and_nothing_else(tmp_pat
     torch.save(theirs if naming == "ours" else foreign(theirs), tmp_path / "weights.pth")
     fresh_head = tensors_of(make_state("seed=4"))
     ours = make_state("seed=4")
-    adopted = adopt(ours.network.module, str(tmp_path / "weights.pth"), FACTS)
+    loaded = load_from(ours.network.module, tmp_path / "weights.pth")
     anew = {name for name, value in tensors_of(ours).items() if torch.equal(value, fresh_head[name])}
     assert anew == {"head.dense.weight", "head.dense.bias"}
     assert all(torch.equal(tensors_of(ours)[name], theirs[name]) for name in theirs.keys() - anew)
-    assert adopted.anew == ["head.dense.weight", "head.dense.bias"]
-    assert adopted.tensors == 35
+    assert loaded.initial == ["head.dense.weight", "head.dense.bias"]
+    assert loaded.tensors == 35
 
 
 def test_the_report_says_how_many_were_taken_and_what_starts_anew(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_file(tensors_of(trained("data.classes=7")), path)
-    said = [str(adopt(make_state(f"data.classes={c}").network.module, str(path), FACTS)) for c in (7, 10)]
-    assert said[0] == f"init.from {path}: 37 tensors taken over"
-    assert said[1] == f"init.from {path}: 35 tensors taken over; these start anew: head.dense.weight, head.dense.bias"
+    said = [str(load_from(make_state(f"data.classes={c}").network.module, path)) for c in (7, 10)]
+    assert said[0] == f"init.from {path}: loaded 37 tensors"
+    assert (
+        said[1]
+        == f"init.from {path}: loaded 35 tensors; these keep their initial values: head.dense.weight, head.dense.bias"
+    )
 
 
 def headed(classes: int = 5, auxiliary: bool = True) -> Network:
@@ -228,7 +235,7 @@ def test_auxiliary_heads_may_be_listed_on_the_way_or_before_the_head(order: str)
     ours, theirs = headed(), numbered(headed())
     body, auxiliary, head = kinds(ours)
     names = list(theirs) if order == "as here" else [*body, *auxiliary, *head]
-    assert take(ours, renamed(theirs, names), "x").anew == []
+    assert load_weights(ours, renamed(theirs, names), "x").initial == []
     assert same(dict(ours.state_dict()), theirs)
 
 
@@ -238,10 +245,12 @@ def test_auxiliary_heads_that_are_missing_start_anew(naming: str) -> None:
     body, auxiliary, head = kinds(ours)
     theirs = numbered(headed())
     chosen = {name: theirs[name] for name in [*body, *head]}
-    adopted = take(ours, dict(sorted(chosen.items())) if naming == "ours" else renamed(theirs, [*body, *head]), "x")
-    assert adopted.anew == auxiliary
-    assert adopted.tensors == len(body) + len(head)
-    assert str(adopted).endswith(f"these start anew: {', '.join(auxiliary)}")
+    loaded = load_weights(
+        ours, dict(sorted(chosen.items())) if naming == "ours" else renamed(theirs, [*body, *head]), "x"
+    )
+    assert loaded.initial == auxiliary
+    assert loaded.tensors == len(body) + len(head)
+    assert str(loaded).endswith(f"these keep their initial values: {', '.join(auxiliary)}")
     assert all(torch.equal(ours.state_dict()[name], theirs[name]) for name in chosen)
     assert not any(ours.state_dict()[name].any() for name in auxiliary)
 
@@ -255,16 +264,18 @@ def test_auxiliary_heads_that_this_network_does_not_have_are_left_out(naming: st
         "as here": renamed(theirs, list(theirs)),
         "before the head": renamed(theirs, [*body, *auxiliary, *head]),
     }[naming]
-    assert take(ours, given, "x").anew == []
+    assert load_weights(ours, given, "x").initial == []
     assert same(dict(ours.state_dict()), {name: theirs[name] for name in [*body, *head]})
 
 
 @pytest.mark.parametrize("naming", ["ours", "foreign"])
 def test_another_number_of_classes_starts_the_last_layer_of_every_head_anew(naming: str) -> None:
     ours, theirs = headed(classes=5), numbered(headed(classes=9))
-    adopted = take(ours, theirs if naming == "ours" else renamed(theirs, list(theirs)), "x")
-    assert adopted.anew == [f"{head}.dense.{last}" for head in ("aux1", "aux2", "head") for last in ("weight", "bias")]
-    assert all(torch.equal(ours.state_dict()[name], theirs[name]) for name in theirs if name not in adopted.anew)
+    loaded = load_weights(ours, theirs if naming == "ours" else renamed(theirs, list(theirs)), "x")
+    assert loaded.initial == [
+        f"{head}.dense.{last}" for head in ("aux1", "aux2", "head") for last in ("weight", "bias")
+    ]
+    assert all(torch.equal(ours.state_dict()[name], theirs[name]) for name in theirs if name not in loaded.initial)
 
 
 class Trap:
@@ -292,7 +303,7 @@ def test_a_pickled_object_is_refused_and_nothing_is_executed(tmp_path: Path, whe
     ours = make_state()
     before = tensors_of(ours)
     with pytest.raises(DataError, match="holds other objects, which are never loaded"):
-        adopt(ours.network.module, str(path), FACTS)
+        load_from(ours.network.module, path)
     assert not (tmp_path / "sprung").exists()
     assert same(tensors_of(ours), before)
     if where == "plain pickle":
@@ -312,7 +323,7 @@ def one_line(source: Path | str) -> str:
 
 def test_a_source_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert "is not there; give a run folder, a .safetensors or .pth file, or timm:NAME" in one_line(tmp_path / "no.pth")
-    assert "holds no whole checkpoint" in one_line(tmp_path)
+    assert "holds no intact checkpoint" in one_line(tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["pth", "pt", "safetensors"])
@@ -384,7 +395,7 @@ def test_a_run_that_started_from_weights_is_resumed_without_them(tmp_path: Path)
     restore_newest(first)
     started = first.state
     assert same(tensors_of(started), theirs)
-    assert f"init.from {tmp_path}/weights.pth: 37 tensors taken over" in first.run.rows()[0]["text"]
+    assert f"init.from {tmp_path}/weights.pth: loaded 37 tensors" in first.run.rows()[0]["text"]
     started.network.module.state_dict()["head.dense.bias"].fill_(9)
     started.step = 1
     checkpoint.write(first.run.checkpoints, 1, to_files(started))

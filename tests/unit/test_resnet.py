@@ -11,7 +11,7 @@ from conftest import make_recipe
 from paceline.facts import DataFacts
 from paceline.model.build import build_network
 from paceline.model.layers import BlurredConv, conv
-from paceline.model.resnet import Unit
+from paceline.model.resnet import ResidualUnit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -77,8 +77,8 @@ def test_a_hundred_classes_and_a_fourth_channel_add_what_they_should() -> None:
     assert size(network("resnet50", 1000, 224, channels=4)) - size(network("resnet50", 1000, 224)) == 49 * 64
 
 
-def units(built: nn.Module) -> list[Unit]:
-    return [part for part in built.modules() if isinstance(part, Unit)]
+def units(built: nn.Module) -> list[ResidualUnit]:
+    return [part for part in built.modules() if isinstance(part, ResidualUnit)]
 
 
 @pytest.mark.parametrize(("version", "first", "second"), [("v1", 2, 1), ("v1.5", 1, 2)])
@@ -87,12 +87,12 @@ def test_a_bottleneck_strides_where_its_version_says(version: str, first: int, s
     by_name = dict(built.named_children())
     for stage in (2, 3, 4):
         unit = by_name[f"stage{stage}/unit1"]
-        assert isinstance(unit, Unit)
+        assert isinstance(unit, ResidualUnit)
         assert unit.conv1.stride == (first, first)
         assert unit.conv2.stride == (second, second)
         assert unit.projection.stride == (2, 2)
     for name, unit in by_name.items():
-        if isinstance(unit, Unit) and (not name.endswith("unit1") or name == "stage1/unit1"):
+        if isinstance(unit, ResidualUnit) and (not name.endswith("unit1") or name == "stage1/unit1"):
             assert unit.conv1.stride == unit.conv2.stride == unit.conv3.stride == (1, 1)
 
 
@@ -127,7 +127,7 @@ def test_a_padded_shortcut_is_a_strided_slice_with_zero_channels() -> None:
     recipe = make_recipe("model=resnet8", "norm=none")
     built = build_network(recipe, DataFacts(1, 1, 10, 8)).double()
     unit = dict(built.named_children())["stage2/unit1"]
-    assert isinstance(unit, Unit)
+    assert isinstance(unit, ResidualUnit)
     with torch.no_grad():
         for conv in (unit.conv1, unit.conv2):
             conv.weight.zero_()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from paceline.data.index import scan
-from paceline.data.index.formats import Found, Unit
+from paceline.data.index.formats import ScanUnit, UnitImages
 from paceline.data.index.formats import folder as folders
 from paceline.data.index.scan import open_index
 from paceline.data.index.table import Flag, Index, Table
@@ -58,7 +58,7 @@ def scanned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     original = folders.scan
 
-    def counted(folder: Path, unit: Unit) -> Found:
+    def counted(folder: Path, unit: ScanUnit) -> UnitImages:
         names.append(unit.name)
         return original(folder, unit)
 
@@ -190,7 +190,7 @@ def test_only_the_folder_that_changed_is_scanned_again(made: Path, scanned: list
     (folder / "train" / class_name(3) / "added.png").write_bytes(PICTURES[1].bytes)
     after = open_index(files(), folder)
     assert scanned == [f"train/{class_name(3)}"]
-    assert len(list((folder / ".paceline").glob("index-*.bin"))) == 1
+    assert len(list((folder / ".paceline").glob("index-*.safetensors"))) == 1
     assert set(after.training.keys) - set(before.training.keys) == {"added"}
     scanned.clear()
     (folder / "train" / class_name(3) / "added.png").unlink()
@@ -226,7 +226,7 @@ def test_other_settings_make_another_index_from_the_same_scan(made: Path, scanne
     assert half.classes == whole.classes
     assert scanned == []
     assert same(open_index(files(side=64, max_bad=0.5), folder), whole)
-    assert len(list((folder / ".paceline").glob("index-*.bin"))) == 2
+    assert len(list((folder / ".paceline").glob("index-*.safetensors"))) == 2
 
 
 def test_a_scan_is_kept_where_the_settings_are_refused(made: Path, scanned: list[str], tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_data_that_cannot_be_written_to_are_indexed_in_the_cache(
     folder = shutil.copytree(made / "folder", tmp_path / "data", ignore=shutil.ignore_patterns(".*"))
     (folder / ".paceline").write_text("a file where the folder would be")
     first = open_index(files(), folder)
-    assert len(list((tmp_path / "cache").rglob("index-*.bin"))) == 1
+    assert len(list((tmp_path / "cache").rglob("index-*.safetensors"))) == 1
     scanned.clear()
     assert same(first, open_index(files(), folder))
     assert scanned == []
@@ -298,7 +298,7 @@ def test_a_damaged_index_is_made_again(made: Path, tmp_path: Path) -> None:
 
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
-    assert not scan.recognized(tmp_path)
+    assert not scan.holds_images(tmp_path)
     with pytest.raises(DataError, match="no images are here; expected class folders"):
         open_index(files(), tmp_path)
 
@@ -351,7 +351,7 @@ def test_no_folder_is_made_beside_class_folders(made: Path, tmp_path: Path) -> N
     before = sorted(path.name for path in folder.iterdir())
     open_index(files(validation=0.2), folder)
     assert sorted(path.name for path in folder.iterdir()) == before
-    assert list((tmp_path / "cache").rglob("index-*.bin"))
+    assert list((tmp_path / "cache").rglob("index-*.safetensors"))
 
 
 def test_a_class_of_trains_is_no_training_part(made: Path, tmp_path: Path) -> None:

@@ -57,10 +57,10 @@ def arrays() -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
 
 
 def test_arrays_are_read_from_disk_as_they_were_written(tmp_path: Path) -> None:
-    file.write(tmp_path / "a.bin", {"kind": "folder"}, arrays())
-    stored = file.read(tmp_path / "a.bin")
+    file.write_arrays(tmp_path / "a.bin", {"kind": "folder"}, arrays())
+    stored = file.read_arrays(tmp_path / "a.bin")
     assert stored is not None
-    assert stored.facts == {"kind": "folder"}
+    assert stored.header == {"kind": "folder"}
     for name, array in arrays().items():
         assert stored.arrays[name].dtype == array.dtype
         assert np.array_equal(stored.arrays[name], array)
@@ -70,28 +70,28 @@ def test_arrays_are_read_from_disk_as_they_were_written(tmp_path: Path) -> None:
 
 def test_what_is_cut_or_something_else_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
-    file.write(path, {"kind": "folder"}, arrays())
+    file.write_arrays(path, {"kind": "folder"}, arrays())
     whole = path.read_bytes()
     for content in (whole[:-1], whole[:40], whole[:12], b"", b"x" * 200, whole[:8] + b"\xff" * 8 + whole[16:]):
         path.write_bytes(content)
-        assert file.read(path) is None
-    assert file.read(tmp_path / "missing") is None
+        assert file.read_arrays(path) is None
+    assert file.read_arrays(tmp_path / "missing") is None
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
-    file.write(path, {"number": 1}, {})
+    file.write_arrays(path, {"number": 1}, {})
     with pytest.raises(TypeError):
-        file.write(path, {"number": object()}, {})
-    assert (stored := file.read(path)) is not None
-    assert stored.facts == {"number": 1}
+        file.write_arrays(path, {"number": object()}, {})
+    assert (stored := file.read_arrays(path)) is not None
+    assert stored.header == {"number": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["a.bin"]
 
 
 def test_a_file_that_is_replaced_stays_as_it_was_for_who_has_it_open(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
-    file.write(path, {}, {"numbers": np.arange(10_000)})
-    before = file.read(path)
-    file.write(path, {}, {"numbers": np.zeros(3, np.int64)})
+    file.write_arrays(path, {}, {"numbers": np.arange(10_000)})
+    before = file.read_arrays(path)
+    file.write_arrays(path, {}, {"numbers": np.zeros(3, np.int64)})
     assert before is not None
     assert np.array_equal(before.arrays["numbers"], np.arange(10_000))

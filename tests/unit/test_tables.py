@@ -12,7 +12,7 @@ from paceline.facts import DataFacts
 from paceline.model import tables
 from paceline.model.batch import Batch
 from paceline.model.build import build_network
-from paceline.model.cost import survey
+from paceline.model.cost import block_costs
 from paceline.model.dropout import DropoutMasks
 from paceline.model.norm import BatchNormAct, NormAct
 from paceline.settings.model import External, Model
@@ -53,7 +53,7 @@ NAMES = [name for names in FAMILIES for name in names]
 @pytest.mark.parametrize("member", tables.MEMBERS, ids=by_name)
 def test_the_tables_say_what_is_built(member: tables.Member) -> None:
     recipe = make_recipe(f"model={member.name}")
-    rows = survey(recipe, facts_of(member, member.side))
+    rows = block_costs(recipe, facts_of(member, member.side))
     assert sum(row.parameters for row in rows) == member.parameters
     assert sum(row.activation_bytes for row in rows) == 4 * member.activations
     assert tuple(row.name for row in rows) == tables.block_names(recipe.model)
@@ -64,11 +64,11 @@ def test_the_tables_say_what_is_built(member: tables.Member) -> None:
 
 def assert_smallest(recipe: Recipe, facts: DataFacts) -> None:
     """Images of this side go through in training, and those of one pixel less do not."""
-    rows = survey(recipe, facts)
+    rows = block_costs(recipe, facts)
     assert len(rows) == len(tables.block_names(recipe.model))
     if facts.side > 1:
         with pytest.raises(RuntimeError, match=r"too small|greater than actual input size"):
-            survey(recipe, DataFacts(1, 1, facts.classes, facts.side - 1))
+            block_costs(recipe, DataFacts(1, 1, facts.classes, facts.side - 1))
 
 
 @pytest.mark.parametrize("member", tables.MEMBERS, ids=by_name)
@@ -82,7 +82,7 @@ def test_settings_change_blocks_and_smallest_side_in_the_tables_too(settings: st
     assert tables.smallest_side(recipe.model) == smallest
     assert_smallest(recipe, DataFacts(1, 1, 10, smallest))
     facts = DataFacts(1, 1, 10, max(smallest, 32))
-    assert tuple(row.name for row in survey(recipe, facts)) == tables.block_names(recipe.model)
+    assert tuple(row.name for row in block_costs(recipe, facts)) == tables.block_names(recipe.model)
 
 
 def test_every_network_has_a_row_in_the_tables() -> None:
@@ -100,7 +100,7 @@ def test_activations_grow_with_the_area_of_a_picture(side: int, times: float) ->
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "resnext50"])
 def test_the_memory_of_a_3x3_stem_is_near_what_is_built(name: str) -> None:
     recipe = make_recipe(f"model={{name: {name}, stem: 3x3}}")
-    built = sum(row.activation_bytes for row in survey(recipe, DataFacts(1, 1, 10, 32))) / 4
+    built = sum(row.activation_bytes for row in block_costs(recipe, DataFacts(1, 1, 10, 32))) / 4
     assert built <= tables.network_facts(recipe.model, DataFacts(1, 1, 10, 32)).activations <= 2 * built
 
 
@@ -157,8 +157,8 @@ def test_a_network_of_another_package_is_one_block_taken_for_large() -> None:
     assert facts.smallest_side == 1
 
 
-def test_a_survey_counts_parameters_memory_and_multiply_adds_of_each_block() -> None:
-    rows = {row.name: row for row in survey(make_recipe("model=resnet8"), DataFacts(1, 1, 10, 32))}
+def test_costs_are_parameters_memory_and_multiply_adds_of_each_block() -> None:
+    rows = {row.name: row for row in block_costs(make_recipe("model=resnet8"), DataFacts(1, 1, 10, 32))}
     stem, unit, head = rows["stem"], rows["stage2/unit1"], rows["head"]
     assert stem.parameters == 3 * 16 * 9 + 2 * 16
     assert stem.multiply_adds == 32 * 32 * 3 * 16 * 9
@@ -174,6 +174,6 @@ def test_a_survey_counts_parameters_memory_and_multiply_adds_of_each_block() -> 
     assert head.activation_bytes == 4 * 64
 
 
-def test_a_survey_needs_neither_memory_nor_time_for_a_large_image() -> None:
-    rows = survey(make_recipe("model=vgg19"), DataFacts(1, 1, 1000, 10_000))
+def test_costs_need_neither_memory_nor_time_for_a_large_image() -> None:
+    rows = block_costs(make_recipe("model=vgg19"), DataFacts(1, 1, 1000, 10_000))
     assert sum(row.activation_bytes for row in rows) > 100 << 30

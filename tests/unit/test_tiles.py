@@ -117,9 +117,9 @@ def test_a_picture_in_shared_memory_is_cut_alike() -> None:
 
 def test_the_lengths_in_the_header_only_save_the_search() -> None:
     tiled = retiled(encode(noise(200, 376), "422"))
-    plain = tiles.without_lengths(tiled)
+    plain = tiles.remove_tile_lengths(tiled)
     assert tiles.read_layout(plain).lengths == (0, 0)
-    assert tiles.without_lengths(plain) == plain
+    assert tiles.remove_tile_lengths(plain) == plain
     assert np.array_equal(decode(plain), decode(tiled))
     assert tiles.cut_tiles(plain, 376, 200, (60, 90, 50, 70)) == tiles.cut_tiles(tiled, 376, 200, (60, 90, 50, 70))
 
@@ -206,10 +206,10 @@ def test_tiles_divide_every_row(unit: int) -> None:
 
 
 def test_a_fault_that_libjpeg_cannot_return_from_ends_the_process_alone() -> None:
-    program = "from paceline.data import jpeg; libjpeg.transcode(b'no image', 4)"
+    program = "from paceline.data.pack import libjpeg; libjpeg.rewrite(b'no image', 4)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (libjpeg.FATAL, b"", b"")
 
 
 def test_damage_that_libjpeg_warns_of_is_not_transcoded() -> None:
-    assert libjpeg.transcode(encode(noise(64, 64), "420")[:-200], 4) is None
+    assert libjpeg.rewrite(encode(noise(64, 64), "420")[:-200], 4) is None

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from files_made import Seen, clean_pictures, file_plan, judged, loading, same, spoilt
+from image_files import Seen, clean_pictures, file_plan, judged, loading, same, spoilt
 from paceline.data.index import file
 from paceline.data.load import validation_cache
 from paceline.data.load.quarantine import quarantined

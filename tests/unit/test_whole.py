@@ -146,6 +146,17 @@ def test_mirrored_judging_takes_the_mean_of_both_scores() -> None:
     assert top1 == (expected.argmax(1) == batch.labels).sum()
 
 
+def test_class_scores_are_the_network_s_in_evaluation() -> None:
+    plan = make_plan("evaluate.flip=true", *EXACT)
+    whole, (batch, *_) = make_whole(plan), first_step(plan)
+    images = whole.augment.normalize(batch.images)
+    whole.module.eval()
+    with torch.no_grad():
+        expected = (whole.module(images) + whole.module(images.flip(3))) / 2
+    whole.module.train()
+    assert torch.allclose(whole.scores(images), expected, rtol=1e-12)
+
+
 def test_judging_moves_nothing() -> None:
     plan = make_plan("data.classes=3", *EXACT)
     whole = make_whole(plan)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from conftest import environment
-from files_made import CPU, clean_pictures, file_plan, judged, loading, same, trained
+from image_files import CPU, clean_pictures, file_plan, judged, loading, same, trained
 from paceline.data.index import file
 from paceline.data.index.scan import open_index
 from paceline.data.load.cache import Cache
@@ -126,7 +126,7 @@ import threading
 import time
 import numpy as np
 import torch
-from files_made import marking
+from image_files import marking
 from paceline.data.inspect.measure import _workers
 from paceline.data.load.workers import Chunk, Processes
 
@@ -201,15 +201,15 @@ def test_an_index_among_temporary_files_is_this_users_alone(folder: Path, tmp_pa
     expected = open_index(data, folder).training.rows
     [place] = (tmp_path / "temporary").iterdir()
     assert place.stat().st_mode & 0o777 == 0o700
-    assert file.places(folder)[-1] == file.writable_place(folder) == place
-    assert file.lasting_place(folder) is None  # decoded pictures do not go there
+    assert file.index_folders(folder)[-1] == file.writable_folder(folder) == place
+    assert file.lasting_folder(folder) is None  # decoded pictures do not go there
     place.chmod(0o777)  # anybody may have put anything there
-    assert place not in file.places(folder)
-    assert file.writable_place(folder) is None
+    assert place not in file.index_folders(folder)
+    assert file.writable_folder(folder) is None
     assert np.array_equal(open_index(data, folder).training.rows, expected)
     shutil.rmtree(place)
     place.symlink_to(folder)
-    assert file.writable_place(folder) is None
+    assert file.writable_folder(folder) is None
 
 
 @pytest.mark.usefixtures("nowhere")
@@ -220,5 +220,5 @@ def test_where_nothing_at_all_can_be_written_the_data_is_still_read(
         raise FileNotFoundError("no usable temporary directory")
 
     monkeypatch.setattr(tempfile, "gettempdir", none)
-    assert file.writable_place(folder) is None
+    assert file.writable_folder(folder) is None
     assert len(open_index(Files(name="images", classes=10), folder).training) == len(split(PICTURES, 1 / 3)[0])

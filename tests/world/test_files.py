@@ -15,7 +15,7 @@ import pytest
 from processes import Training, fingerprint, newest_step
 
 from conftest import environment
-from files_made import (
+from image_files import (
     PAGE,
     WRITERS,
     Seen,
@@ -61,8 +61,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_every_format(pictures, place)
     for kind, write in WRITERS.items():
         write(pictures, place / f"{kind}-whole", 0)
-    whole = writer.open_source(Files(name="images"), place / "folder-whole")
-    writer.make_pack(whole, place / "pack-whole", processes=1)
+    whole = open_index(Files(name="images"), place / "folder-whole", whole=True)
+    writer.write_pack(whole, place / "pack-whole", processes=1)
     return place
 
 
@@ -408,7 +408,7 @@ import os
 import sys
 from contextlib import closing
 from pathlib import Path
-from files_made import file_plan, loading
+from image_files import file_plan, loading
 
 def family(process):
     below = [child for file in Path(f"/proc/{process}/task").glob("*/children") for child in file.read_text().split()]

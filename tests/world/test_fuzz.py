@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from conftest import environment
 from paceline.augment.resized_crop import evaluation_boxes
-from paceline.data.index.image_header import look
+from paceline.data.index.image_header import parse_header
 from paceline.data.index.scan import open_index
 from paceline.data.index.table import Flag, Table
 from paceline.data.load.decode import Decoder, Undecodable, decode_into
@@ -131,7 +131,7 @@ def fuzz_image(number: int, originals: list[bytes]) -> str:
     chance = Chance(f"image {number}")
     original = originals[number % len(originals)]
     content = changed(original, chance, OF_IMAGES)
-    width, height, flags = look(content)
+    width, height, flags = parse_header(content)
     tall, wide = (chance.randint(1, max(1, size)) for size in (height, width))
     top, left = chance.randint(0, max(0, height - tall)), chance.randint(0, max(0, width - wide))
     cropped = np.array([top, left, tall, wide])
@@ -143,7 +143,7 @@ def fuzz_image(number: int, originals: list[bytes]) -> str:
         for box in (cropped, judged)
     }
     assert len(set(found.values())) == 1, (number, found)
-    first_width, first_height, _ = look(original)
+    first_width, first_height, _ = parse_header(original)
     # A pack says what an image was when it was packed, whatever became of its bytes since.
     packed = Flag.JPEG | Flag.SEQUENTIAL | Flag.TILED
     top, left = top % first_height, left % first_width
@@ -289,7 +289,7 @@ def test_damaged_images_are_packed_as_they_are_by_workers_that_may_die_of_them(t
         made.append(replace(picture, bytes=content))
     source = Files(name="images", max_bad=1.0)
     found = open_index(source, write_folder(made, tmp_path / "data", 1 / 7))
-    writer.make_pack(found, tmp_path / "pack", processes=2)
+    writer.write_pack(found, tmp_path / "pack", processes=2)
     packed = open_index(source, tmp_path / "pack")
     for mine, yours in ((found.training, packed.training), (found.validation, packed.validation)):
         assert list(mine.keys) == list(yours.keys)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from paceline.command.tables import counted, show_rows, tell
+from paceline.command.tables import notify, plural, show_rows
 from paceline.errors import SpecError
 from paceline.job import stored_job
 from paceline.record import Row, json_text
@@ -27,7 +27,7 @@ def run(
     rows, notes = run_verb("average", job, folder, last=last, decay=decay, recalibrate=recalibrate)
     if job.launch is None or job.launch.rank == 0:
         for note in notes:
-            tell(note)
+            notify(note)
         if as_json:
             print(json_text(rows[-1], indent=1))
         else:
@@ -57,7 +57,7 @@ def _show(rows: list[Row], last: int | None) -> None:
     show_rows(shown, as_json=False)
     steps, anew = rows[-1]["steps"], rows[-1]["recalibrated_images"]
     if anew:
-        print(f"\nRunning statistics are those of {counted(anew, 'training image')}.")
+        print(f"\nRunning statistics are those of {plural(anew, 'training image')}.")
     if len(steps) == 1:
         more = "write a larger --last" if last == 1 else "train with a larger on.keep_last"
         print(f"\nThis is the checkpoint of step {steps[0]} alone; to average several, {more}.")

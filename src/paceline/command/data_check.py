@@ -1,4 +1,4 @@
-"""paceline data check: decodes every image of a data set once and says which cannot be trained on."""
+"""paceline data check: decodes every image of a data set once and lists those that training could not use."""
 
 from __future__ import annotations
 
@@ -9,48 +9,50 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.command.data_pack import existing, print_any_name, progress, settings
-from paceline.command.tables import show_facts
+from paceline.command.data_source import existing_folder, read_settings
+from paceline.command.tables import allow_any_name, show_facts
+from paceline.data.index.scan import open_index
 from paceline.data.index.table import Index
-from paceline.data.pack.writer import open_source
 from paceline.machine import this_machine
+from paceline.progress import progress_bar
 from paceline.settings.data import Files
 
 _SHOWN = 12
-"""Classes without images that are named."""
+"""How many classes without images are named."""
 
 
 def run(source: Path, words: list[str], threads: int | None, as_json: bool) -> int:
-    """Print a line for each bad image, then what else there is to know; 1 where any is bad."""
-    print_any_name()
-    data = settings(words)
-    with progress() as tell:
-        index = open_source(data, existing(source), tell)
+    """Print a line for each bad image, then a summary; returns 1 where any image is bad."""
+    allow_any_name()
+    data = read_settings(words)
+    with progress_bar() as progress:
+        index = open_index(data, existing_folder(source), progress, whole=True)
         import torch
 
-        from paceline.data.inspect.check import examine
+        from paceline.data.inspect.check import find_bad_images
 
         torch.set_num_threads(1)  # the images are shared out among threads already
-        faults = []
-        with closing(examine(index, data, threads or this_machine().cores, tell)) as found:
-            for fault in found:
-                faults.append(fault)
+        bad = []
+        with closing(find_bad_images(index, data, threads or this_machine().cores, progress)) as images:
+            for image in images:
+                bad.append(image)
                 if not as_json:
-                    print(f"{fault.name}: {fault.reason}", flush=True)
-    facts = _facts(index, data, Counter(fault.kind for fault in faults))
+                    print(f"{image.name}: {image.reason}", flush=True)
+    facts = _facts(index, data, Counter(image.kind for image in bad))
     if as_json:
-        print(json.dumps(facts | {"bad": [asdict(fault) for fault in faults]}, indent=1))
+        print(json.dumps(facts | {"bad": [asdict(image) for image in bad]}, indent=1))
     else:
         show_facts(_lines(facts), as_json=False)
-    return 1 if faults else 0
+    return 1 if bad else 0
 
 
 def _facts(index: Index, data: Files, kinds: Counter[str]) -> dict[str, Any]:
-    from paceline.data.inspect.check import images_of, parts_of, repeated
+    from paceline.data.inspect.check import count_repeated
+    from paceline.data.inspect.describe import class_sizes
 
-    parts = parts_of(index)
-    images = sum(len(table) for _, table in parts)
-    empty = images_of(index, index.training) == 0
+    tables = [table for _, table in index.splits()]
+    images = sum(map(len, tables))
+    empty = (class_sizes(index, index.training) == 0).nonzero()[0].tolist()
     return {
         "folder": str(index.folder),
         "format": index.kind,
@@ -58,25 +60,25 @@ def _facts(index: Index, data: Files, kinds: Counter[str]) -> dict[str, Any]:
         "bad_images": kinds.total(),
         "allowed": data.bad_allowed(images),
         "kinds": dict(kinds.most_common()),
-        "same_key_and_label": sum(repeated(table) for _, table in parts),
+        "same_key_and_label": sum(map(count_repeated, tables)),
         "classes": len(index.classes),
-        "classes_without_training_images": [name for name, none in zip(index.classes, empty, strict=True) if none],
+        "classes_without_training_images": [index.classes[number] for number in empty],
         "notes": list(index.notes),
     }
 
 
 def _lines(facts: dict[str, Any]) -> dict[str, Any]:
-    """The same for people."""
+    """The summary as people read it."""
     bad, allowed = facts["bad_images"], facts["allowed"]
-    said: dict[str, Any] = {"format": facts["format"], "images": facts["images"], "bad images": bad}
-    said |= {f"- {kind}": count for kind, count in facts["kinds"].items()}
+    lines: dict[str, Any] = {"format": facts["format"], "images": facts["images"], "bad images": bad}
+    lines |= {f"- {kind}": count for kind, count in facts["kinds"].items()}
     if bad:
-        more = "a run would end: mend them, or write a larger data.max_bad" if bad > allowed else "a run replaces them"
-        said["bad images allowed"] = f"{allowed:,}: {more}"
-    said["same key and label as another"] = facts["same_key_and_label"]
-    said["classes"] = facts["classes"]
+        ends = "a run would end: repair them, or write a larger data.max_bad"
+        lines["bad images allowed"] = f"{allowed:,}: {ends if bad > allowed else 'a run replaces them'}"
+    lines["same key and label as another"] = facts["same_key_and_label"]
+    lines["classes"] = facts["classes"]
     empty = facts["classes_without_training_images"]
     if empty:
         names = ", ".join(empty[:_SHOWN]) + (", ..." if len(empty) > _SHOWN else "")
-        said["- without training images"] = f"{len(empty):,}: {names}"
-    return said | {"note" if place == 0 else f"note {place + 1}": note for place, note in enumerate(facts["notes"])}
+        lines["- without training images"] = f"{len(empty):,}: {names}"
+    return lines | {f"note {number}" if number > 1 else "note": note for number, note in enumerate(facts["notes"], 1)}

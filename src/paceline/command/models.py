@@ -42,16 +42,16 @@ def run(name: str | None, words: list[str], blocks: bool, side: int | None, as_j
     if blocks:
         _show_blocks(recipe, side, as_json)
         return
-    known = type(recipe.model)
+    kind = type(recipe.model)
     facts = {}
     if recipe.model.name in {row.name for row in tables.MEMBERS}:
         facts = {key: value for key, value in asdict(tables.member(recipe.model.name)).items() if key != "name"}
     if as_json:
-        show_facts({"name": name, **facts, "settings": settings_of(known)}, as_json=True)
+        show_facts({"name": name, **facts, "settings": settings_of(kind)}, as_json=True)
         return
     show_facts(facts, as_json=False, title=name)
     print(f"\nSettings, written as model.KEY=VALUE or under 'model:' with name: {name}\n")
-    show_rows(settings_of(known), as_json=False)
+    show_rows(settings_of(kind), as_json=False)
 
 
 def _show_blocks(recipe: Recipe, side: int | None, as_json: bool) -> None:
@@ -60,9 +60,9 @@ def _show_blocks(recipe: Recipe, side: int | None, as_json: bool) -> None:
     smallest = tables.smallest_side(recipe.model)
     if facts.side < smallest:
         raise PlanError(f"{recipe.model.name} needs images of at least {smallest} pixels a side, not {facts.side}")
-    from paceline.model.cost import survey
+    from paceline.model.cost import block_costs
 
-    rows = [asdict(row) for row in survey(recipe, facts)]
+    rows = [asdict(cost) for cost in block_costs(recipe, facts)]
     total = {key: "all" if key == "name" else sum(row[key] for row in rows) for key in rows[0]}
     show_rows([*rows, total], as_json)
 
@@ -88,4 +88,4 @@ def _choices(annotation: Any) -> str:
         return ", ".join(map(str, arguments))
     if typing.get_origin(annotation) is typing.Annotated:
         return _choices(arguments[0])
-    return ", ".join(_choices(part) for part in arguments if part is not type(None)) or annotation.__name__
+    return ", ".join(_choices(argument) for argument in arguments if argument is not type(None)) or annotation.__name__

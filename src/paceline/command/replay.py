@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.command.tables import counted, show_facts, tell
+from paceline.command.tables import notify, plural, show_facts
 from paceline.errors import RunError, SpecError
 from paceline.job import Job, stored_job
 from paceline.reconcile import fits
@@ -31,7 +31,7 @@ def run(folder: Path, words: list[str], step: int, data: Path | None, as_json: b
     from paceline.training.session import open_session
 
     with open_session(job.plan, folder, "read", data_folder=job.data_folder) as session:
-        found = replay(session, step, tell)
+        found = replay(session, step, notify)
     if as_json:
         show_facts(asdict(found), as_json=True)
     else:
@@ -50,7 +50,7 @@ def _job(folder: Path, words: list[str], step: int, data: Path | None) -> Job:
         return job
     if fits(job.plan.global_batch, job.plan.norm_batch, 1, size):
         return stored_job(folder, [*alone, f"on.micro_batch={size}"], data)
-    tell(
+    notify(
         f"micro-batches of {size}, as the run had them, do not fit norm groups on one replica: these have "
         f"{job.plan.micro_batch}, and 16-bit gradients may overflow elsewhere"
     )
@@ -78,7 +78,7 @@ def _show(found: Finding, folder: Path) -> None:
         if found.statistics
         else "in a step whose gradient"
     )
-    print(f"\n{counted(len(found.images), 'image')} {what} is not finite:")
+    print(f"\n{plural(len(found.images), 'image')} {what} is not finite:")
     for image in found.images[:_LISTED]:
         line = f"image {image['image']}" + (f"  {image['name']}" if "name" in image else "")
         print(line.encode(errors="backslashreplace").decode())  # a file's name may be bytes that are no text

@@ -1,7 +1,8 @@
-"""Tables for people and the same rows as JSON for scripts."""
+"""Prints tables for people, and the same rows as JSON for scripts."""
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Any
 
@@ -12,7 +13,7 @@ from paceline.job import console
 from paceline.record import json_text
 
 _HEADINGS = {"top1": "top-1", "top5": "top-5", "images_per_second": "images/s"}
-"""What a key is called where it does not read as words."""
+"""Headings of keys that do not read as words."""
 
 
 def show_rows(rows: list[dict[str, Any]], as_json: bool, title: str | None = None) -> None:
@@ -20,14 +21,14 @@ def show_rows(rows: list[dict[str, Any]], as_json: bool, title: str | None = Non
     if as_json:
         print(json_text(rows, indent=1))
         return
-    _say_title(title)
+    _print_title(title)
     table = Table(box=None, pad_edge=False, header_style="bold")
     columns = list(rows[0]) if rows else []
     for column in columns:
         numeric = all(isinstance(row[column], int | float) for row in rows)
         table.add_column(_heading(column), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(shown(column, row[column])) for column in columns))
+        table.add_row(*(Text(format_value(column, row[column])) for column in columns))
     console().print(table)
 
 
@@ -36,17 +37,17 @@ def show_facts(facts: dict[str, Any], as_json: bool, title: str | None = None) -
     if as_json:
         print(json_text({name.replace(" ", "_").replace("-", "_"): value for name, value in facts.items()}, indent=1))
         return
-    _say_title(title)
+    _print_title(title)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(_heading(name), Text("-" if value is None else shown(name, value)))
+        table.add_row(_heading(name), Text("-" if value is None else format_value(name, value)))
     console().print(table)
 
 
-def shown(name: str, value: Any) -> str:
-    """A value as people read it, in every command: accuracies in percent, rates and counts with their thousands."""
+def format_value(name: str, value: Any) -> str:
+    """Format a value for people: accuracies in percent, rates and counts with thousands separators."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, int):
@@ -66,21 +67,27 @@ def shown(name: str, value: Any) -> str:
             return f"{value:.6g}"
 
 
-def tell(line: str) -> None:
-    """Say something beside what was asked for, where it is in no script's way."""
+def notify(line: str) -> None:
+    """Print a remark to stderr, where it is in no script's way."""
     print(line, file=sys.stderr)
 
 
-def counted(number: int, thing: str) -> str:
-    """So many of a thing: '1 image', '1,024 images'."""
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+def allow_any_name() -> None:
+    """Let stdout print file names that are not UTF-8, with escapes."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def plural(count: int, noun: str) -> str:
+    """A count and its noun: '1 image', '1,024 images'."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _heading(name: str) -> str:
     return _HEADINGS.get(name, name.replace("_", " "))
 
 
-def _say_title(title: str | None) -> None:
-    """Above the table, and not in it, where a narrow table would fold it."""
+def _print_title(title: str | None) -> None:
+    """Print a title above the table; inside it, a narrow table would fold it."""
     if title is not None:
         console().print(title, style="bold", markup=False, soft_wrap=True)

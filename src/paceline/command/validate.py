@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.command.tables import show_rows, tell
+from paceline.command.tables import notify, show_rows
 from paceline.data.index.scan import open_index
 from paceline.job import stored_job
 from paceline.record import Row
@@ -20,11 +20,11 @@ def run(folder: Path, words: list[str], selection: Selection, data: Path | None,
     steps_to_evaluate(folder, selection)  # what is missing is told before torch is loaded
     if selection.test and job.launch is None and isinstance(job.plan.data, Files):
         for note in open_index(job.plan.data, selection.test).notes:
-            tell(note)
+            notify(note)
     rows, notes = run_verb("validate", job, folder, checkpoint=selection.checkpoint, every=selection.every)
     if job.launch is None or job.launch.rank == 0:
         for note in notes:
-            tell(note)
+            notify(note)
         if as_json:
             show_rows(rows, as_json)
         elif rows:

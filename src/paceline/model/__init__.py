@@ -1,1 +1,1 @@
-"""Networks: ordered lists of named blocks, and the one place where they meet a device."""
+"""Networks as ordered lists of named blocks, and how they run on a device."""

@@ -15,7 +15,7 @@ CONVOLUTIONS = ((64, 11, 4, 2, 3), (192, 5, 1, 2, 3), (384, 3, 1, 1, 0), (256, 3
 
 
 class Convolution(Layer):
-    """A convolution with a bias, a norm if a maker is given, a ReLU, and a max-pool of stride 2 unless `pool` is 0."""
+    """A convolution with a bias, a norm if there is one, a ReLU, and a max-pool of stride 2 unless `pool` is 0."""
 
     def __init__(self, convolution: nn.Conv2d, pool: int, make_norm: MakeNorm | None = None) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class HiddenDense(Dense):
 
 
 class PixelDense(HiddenDense):
-    """The same over all pixels of a picture, which is first averaged to a fixed side."""
+    """Dropout, a dense layer and a ReLU over all pixels of a picture, which is first averaged to a fixed side."""
 
     def __init__(self, channels: int, side: int, outputs: int, dropout: float) -> None:
         super().__init__(channels * side**2, outputs, dropout)
@@ -73,7 +73,7 @@ def dense_blocks(channels: int, side: int, classes: int, dropouts: tuple[float, 
 def alexnet_blocks(model: AlexNet, channels: int, classes: int, _make_norm: MakeNorm) -> dict[str, nn.Module]:
     """The named blocks of the network, which has no norms."""
     blocks: dict[str, nn.Module] = {}
-    for number, (outputs, window, stride, padding, pool) in enumerate(CONVOLUTIONS, 1):
-        blocks[f"conv{number}"] = Convolution(nn.Conv2d(channels, outputs, window, stride, padding), pool)
+    for index, (outputs, window, stride, padding, pool) in enumerate(CONVOLUTIONS, 1):
+        blocks[f"conv{index}"] = Convolution(nn.Conv2d(channels, outputs, window, stride, padding), pool)
         channels = outputs
     return blocks | dense_blocks(channels, 6, classes, (model.dropout, model.dropout, 0))

@@ -8,17 +8,12 @@ from torch import nn
 
 from paceline.facts import DataFacts
 from paceline.model.alexnet import alexnet_blocks
-from paceline.model.efficientnet import efficientnet_blocks
-from paceline.model.external import outside_blocks
-from paceline.model.googlenet import googlenet_blocks
-from paceline.model.inception3 import inception3_blocks
-from paceline.model.inception4 import inception4_blocks
-from paceline.model.inception_resnet import inception_resnet_blocks
+from paceline.model.external import external_blocks
+from paceline.model.inception import googlenet_blocks, inception3_blocks, inception4_blocks, inception_resnet_blocks
 from paceline.model.layers import MakeNorm
-from paceline.model.mobilenet import mobilenet2_blocks, mobilenet3_blocks
+from paceline.model.mobile import efficientnet_blocks, mobilenet2_blocks, mobilenet3_blocks
 from paceline.model.network import Network
-from paceline.model.resnet import cifar_resnet_blocks, resnet_blocks
-from paceline.model.resnext import cifar_resnext_blocks, resnext_blocks
+from paceline.model.resnet import cifar_resnet_blocks, cifar_resnext_blocks, resnet_blocks, resnext_blocks
 from paceline.model.vgg import vgg_blocks
 from paceline.settings.model import (
     AlexNet,
@@ -75,4 +70,4 @@ def _blocks(recipe: Recipe, facts: DataFacts) -> dict[str, nn.Module]:  # noqa: 
         case MobileNetV3():
             return mobilenet3_blocks(model, *shape, make_norm)
         case External():
-            return outside_blocks(model, facts, make_norm, recipe.seed)
+            return external_blocks(model, facts, make_norm, recipe.seed)

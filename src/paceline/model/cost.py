@@ -1,4 +1,4 @@
-"""What each block of a network costs for one image: parameters, numbers kept for the backward pass, multiply-adds."""
+"""What each block of a network costs for one image: parameters, numbers saved for the backward pass, multiply-adds."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ IMAGES = 2
 
 
 @dataclass(frozen=True)
-class BlockFacts:
+class BlockCost:
     """What a block costs for one image."""
 
     name: str
     parameters: int
     activation_bytes: int
-    """What the backward pass finds kept, in float32."""
+    """What the backward pass finds saved, in float32."""
     multiply_adds: int
 
 
-def survey(recipe: Recipe, facts: DataFacts) -> list[BlockFacts]:
+def block_costs(recipe: Recipe, facts: DataFacts) -> list[BlockCost]:
     """Every block of a network in order, measured without memory or arithmetic, on torch's meta device."""
     with torch.device("meta"):
         network = build_network(recipe, facts).to("meta")  # another package's network comes from the CPU
@@ -39,23 +39,21 @@ def survey(recipe: Recipe, facts: DataFacts) -> list[BlockFacts]:
         rows = Statistics(network, passes=1, groups=1).pass_rows(0)
         batch = Batch(rows, *DropoutMasks(network, 0, torch.float32)(torch.arange(IMAGES)))
     costs = []
-    kept: dict[int, Tensor] = {}  # by storage: what two operations keep is there once
+    saved: dict[int, Tensor] = {}  # by storage: what two operations save is counted once
     for name, block in network.named_children():
-        before = sum(map(_bytes, kept.values()))
+        before = sum(map(_bytes, saved.values()))
 
-        def keep(tensor: Tensor) -> Tensor:
+        def save(tensor: Tensor) -> Tensor:
             if tensor.dim() > 1 and tensor.shape[0] == IMAGES and not isinstance(tensor, torch.nn.Parameter):
-                kept.setdefault(tensor.untyped_storage()._cdata, tensor)
+                saved.setdefault(tensor.untyped_storage()._cdata, tensor)
             return tensor
 
-        with FlopCounterMode(display=False) as counter, saved_tensors_hooks(keep, lambda tensor: tensor):
+        with FlopCounterMode(display=False) as counter, saved_tensors_hooks(save, lambda tensor: tensor):
             output = block(picture, batch)
         picture = output if isinstance(output, Tensor) else output[0]
-        after = sum(map(_bytes, kept.values()))
+        after = sum(map(_bytes, saved.values()))
         parameters = sum(p.numel() for p in block.parameters())
-        costs.append(
-            BlockFacts(name, parameters, (after - before) // IMAGES, counter.get_total_flops() // (2 * IMAGES))
-        )
+        costs.append(BlockCost(name, parameters, (after - before) // IMAGES, counter.get_total_flops() // (2 * IMAGES)))
     return costs
 
 

@@ -1,4 +1,4 @@
-"""Networks of timm and torchvision, with Paceline's norms and keyed chances in the place of their own."""
+"""Networks of timm and torchvision, with Paceline's norms and keyed dropout in place of their own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.model.norm import Statistics
 from paceline.settings.model import External
 
 PROBE = 2
-"""Images sent through a network once to see what it does."""
+"""Images in the trial batch that shows how a network behaves."""
 
 
 class ExternalNetwork(Layer):
@@ -52,7 +52,7 @@ class ExternalNetwork(Layer):
         return tuple(scores for scores in output if scores is not None)
 
 
-def outside_blocks(model: External, facts: DataFacts, make_norm: MakeNorm, seed: int) -> dict[str, nn.Module]:
+def external_blocks(model: External, facts: DataFacts, make_norm: MakeNorm, seed: int) -> dict[str, nn.Module]:
     """The network as one block; its weights are those its package starts with, drawn from the recipe's seed."""
     package = load_package(model.name, "model")
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
@@ -76,12 +76,12 @@ def create(package: Any, kind: str, name: str, facts: DataFacts, published: bool
     """A network of a package: for these images, or as its published weights need it."""
     try:
         if kind == "timm":
-            asked: dict[str, Any] = {} if published else {"num_classes": facts.classes, "in_chans": facts.channels}
-            network = package.create_model(name, pretrained=published, **asked)
+            options: dict[str, Any] = {} if published else {"num_classes": facts.classes, "in_chans": facts.channels}
+            network = package.create_model(name, pretrained=published, **options)
         else:
             models = importlib.import_module("torchvision.models")
-            asked = {"weights": "DEFAULT"} if published else {"weights": None, "num_classes": facts.classes}
-            network = models.get_model(name, **asked)
+            options = {"weights": "DEFAULT"} if published else {"weights": None, "num_classes": facts.classes}
+            network = models.get_model(name, **options)
     except Exception as fault:  # noqa: BLE001 - whatever another package finds wrong is the user's to know
         raise PlanError(f"{kind}:{name}: {kind} cannot make it: {_first_line(fault)}") from None
     assert isinstance(network, nn.Module)
@@ -89,43 +89,43 @@ def create(package: Any, kind: str, name: str, facts: DataFacts, published: bool
 
 
 def _replace(module: nn.Module, make_norm: MakeNorm) -> None:
-    """Norms over a batch and what drops by chance become Paceline's, so that norm groups and keys hold."""
-    for name, part in module.named_children():
-        if isinstance(part, nn.BatchNorm2d) and part.affine:
-            setattr(module, name, _norm(part, make_norm))
-        elif isinstance(part, nn.Dropout):
-            setattr(module, name, Dropout(part.p, 0))
-        elif type(part).__name__ == "DropPath":
-            setattr(module, name, StochasticDepth(float(getattr(part, "drop_prob", 0.0) or 0.0)))
-        elif type(part).__name__ == "StochasticDepth" and getattr(part, "mode", "row") == "row":
-            setattr(module, name, StochasticDepth(float(getattr(part, "p", 0.0))))
+    """Replace batch norms and dropouts by Paceline's, which keep norm groups and keyed masks."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d) and child.affine:
+            setattr(module, name, _norm(child, make_norm))
+        elif isinstance(child, nn.Dropout):
+            setattr(module, name, Dropout(child.p, 0))
+        elif type(child).__name__ == "DropPath":
+            setattr(module, name, StochasticDepth(float(getattr(child, "drop_prob", 0.0) or 0.0)))
+        elif type(child).__name__ == "StochasticDepth" and getattr(child, "mode", "row") == "row":
+            setattr(module, name, StochasticDepth(float(getattr(child, "p", 0.0))))
         else:
-            _replace(part, make_norm)
+            _replace(child, make_norm)
 
 
-def _norm(part: nn.BatchNorm2d, make_norm: MakeNorm) -> nn.Module:
-    """Paceline's norm with the same numbers; a norm that also drops or activates does so behind it."""
-    own = make_norm.published(part.eps, part.momentum or 0.1)(part.num_features, None)
-    own.load_state_dict(part.state_dict(), strict=False)
-    behind = [child for child in part.children() if not isinstance(child, nn.Identity)]
-    return nn.Sequential(own, *behind) if behind else own
+def _norm(theirs: nn.BatchNorm2d, make_norm: MakeNorm) -> nn.Module:
+    """Paceline's norm with the same numbers, followed by the dropout and activation that theirs may hold."""
+    norm = make_norm.published(theirs.eps, theirs.momentum or 0.1)(theirs.num_features, None)
+    norm.load_state_dict(theirs.state_dict(), strict=False)
+    rest = [child for child in theirs.children() if not isinstance(child, nn.Identity)]
+    return nn.Sequential(norm, *rest) if rest else norm
 
 
 def _probe(block: nn.Module, facts: DataFacts, name: str) -> None:
-    """Send two images through: dropouts learn their width, and a network that still draws by itself is refused."""
-    if any(isinstance(part, _BatchNorm) for part in block.modules()):
+    """Run a trial batch: dropouts count their features, and a network with random numbers of its own is refused."""
+    if any(isinstance(module, _BatchNorm) for module in block.modules()):
         raise PlanError(f"{name} has batch norms over vectors or without a scale, which cannot keep norm groups")
     images = torch.zeros(PROBE, facts.channels, facts.side, facts.side)
     hooks = [
-        part.register_forward_pre_hook(lambda part, given: setattr(part, "features", given[0][0].numel()))
-        for part in block.modules()
-        if isinstance(part, Dropout)
+        module.register_forward_pre_hook(lambda module, inputs: setattr(module, "features", inputs[0][0].numel()))
+        for module in block.modules()
+        if isinstance(module, Dropout)
     ]
     before = torch.get_rng_state()
     try:
         block.eval()(images, None)
         rows = Statistics(block, passes=1, groups=1).pass_rows(0)
-        for _ in range(2):  # auxiliary heads speak in training alone, and the second time their dropouts are at work
+        for _ in range(2):  # auxiliary heads run in training only, and their dropouts drop from the second time on
             masks = DropoutMasks(block, 0, torch.float32)(torch.arange(PROBE))
             block.train()(images, Batch(rows, *masks))
         for hook in hooks:
@@ -141,5 +141,5 @@ def _probe(block: nn.Module, facts: DataFacts, name: str) -> None:
 
 
 def _first_line(fault: Exception) -> str:
-    """What a fault says, or its kind where it says nothing."""
+    """The first line of an exception's message, or its type if it has none."""
     return (str(fault).splitlines() or [type(fault).__name__])[0]

@@ -1,6 +1,6 @@
-"""The modules of the Inception networks as lines of text, for those who build them and those who only plan.
+"""The modules of the Inception networks as lines of text, for building and for planning (no torch).
 
-A module is chains of layers side by side over one picture. Chains are parted by "|" and their layers by spaces:
+A module is several chains of layers over the same picture. "|" separates chains, and spaces separate layers:
 
     1x7:64        a convolution of 1 row and 7 columns to 64 channels that keeps the side
     3x3v:64       one without padding
@@ -86,7 +86,7 @@ def modules(model: Inception) -> Iterator[tuple[str, str]]:
     """Each block but the last, and its text: stages as units; an auxiliary head, where there is one, has none."""
     match model:
         case GoogLeNet():
-            yield from ((f"stem/conv{number}", "") for number in (1, 2, 3))
+            yield from ((f"stem/conv{index}", "") for index in (1, 2, 3))
             yield from _with_auxiliary(GOOGLENET, model.auxiliary)
         case InceptionV3():
             yield from _with_auxiliary(INCEPTION3, model.auxiliary)

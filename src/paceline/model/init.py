@@ -49,34 +49,34 @@ _PUBLISHED: dict[type[Model], tuple[str, str]] = {
 
 
 def published(init: Init, model: Model) -> Init:
-    """The same with what the network was published with in the place of 'published'."""
+    """The initialization with 'published' replaced by what the network was published with."""
     conv, dense = _PUBLISHED.get(type(model), ("he-fan-out", "uniform-fan-in"))
-    chosen = {
+    update = {
         "conv": conv if init.conv == "published" else init.conv,
         "dense": dense if init.dense == "published" else init.dense,
     }
-    return init.model_copy(update=chosen)
+    return init.model_copy(update=update)
 
 
 @torch.no_grad()
 def initialize(module: nn.Module, init: Init, seed: int) -> None:
     """Set every parameter of a network; the same bits on every machine and placement."""
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Conv2d):
-            _put(part.weight, _conv(init.conv, part, seed, f"{name}.weight"))
-            if part.bias is not None:
-                _bias(part.bias, part.weight[0].numel(), init.conv, seed, name)
-        elif isinstance(part, nn.Linear):
-            _put(part.weight, _dense(init.dense, part.weight, seed, f"{name}.weight"))
-            _bias(part.bias, part.in_features, init.dense, seed, name)
-        elif isinstance(part, NormAct):
-            part.weight.fill_(0.0 if part.role in _ZEROED[init.zero_gamma] else 1.0)
-            for rest in [p for key, p in part.named_parameters() if key != "weight"]:
-                rest.zero_()
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Conv2d):
+            _set(layer.weight, _conv(init.conv, layer, seed, f"{name}.weight"))
+            if layer.bias is not None:
+                _bias(layer.bias, layer.weight[0].numel(), init.conv, seed, name)
+        elif isinstance(layer, nn.Linear):
+            _set(layer.weight, _dense(init.dense, layer.weight, seed, f"{name}.weight"))
+            _bias(layer.bias, layer.in_features, init.dense, seed, name)
+        elif isinstance(layer, NormAct):
+            layer.weight.fill_(0.0 if layer.role in _ZEROED[init.zero_gamma] else 1.0)
+            for parameter in [p for key, p in layer.named_parameters() if key != "weight"]:
+                parameter.zero_()
 
 
-def _conv(kind: str, part: nn.Conv2d, seed: int, name: str) -> NDArray[np.float64]:
-    weight = part.weight
+def _conv(kind: str, layer: nn.Conv2d, seed: int, name: str) -> NDArray[np.float64]:
+    weight = layer.weight
     outputs, inputs, *window = weight.shape
     area = math.prod(window)
     fan_in, fan_out = inputs * area, outputs * area
@@ -87,9 +87,9 @@ def _conv(kind: str, part: nn.Conv2d, seed: int, name: str) -> NDArray[np.float6
         case "he-fan-in":
             return keyed.normals(key, count) * math.sqrt(2 / fan_in)
         case "he-mixed":
-            return keyed.normals(key, count) * math.sqrt(2 / (fan_out if part.groups == 1 else fan_in))
+            return keyed.normals(key, count) * math.sqrt(2 / (fan_out if layer.groups == 1 else fan_in))
         case "truncated-fan-in":
-            # A normal cut at two deviations has a spread of 0.8796; TensorFlow widens it to keep the variance.
+            # A normal cut at two deviations has a deviation of 0.8796; TensorFlow widens it to keep the variance.
             return keyed.normals(key, count, limit=2.0) * math.sqrt(1 / fan_in) / 0.87962566103423978
         case "glorot-uniform":
             return _uniform(key, count, math.sqrt(6 / (fan_in + fan_out)))
@@ -114,15 +114,15 @@ def _dense(kind: str, weight: Tensor, seed: int, name: str) -> NDArray[np.float6
 
 
 def _bias(bias: Tensor, inputs: int, kind: str, seed: int, name: str) -> None:
-    """Zero, but for torch's default."""
+    """Set a bias to zero, or as torch does by default."""
     bias.zero_()
     if kind == "uniform-fan-in":
-        _put(bias, _uniform(keyed.key(seed, "weights", f"{name}.bias"), len(bias), 1 / math.sqrt(inputs)))
+        _set(bias, _uniform(keyed.key(seed, "weights", f"{name}.bias"), len(bias), 1 / math.sqrt(inputs)))
 
 
 def _uniform(key: int, count: int, limit: float) -> NDArray[np.float64]:
     return (keyed.host_uniforms(key, count) * 2 - 1) * limit
 
 
-def _put(parameter: Tensor, values: NDArray[np.float64]) -> None:
+def _set(parameter: Tensor, values: NDArray[np.float64]) -> None:
     parameter.copy_(torch.from_numpy(values).reshape(parameter.shape))

@@ -1,4 +1,4 @@
-"""Pieces that several architectures are made of."""
+"""Layers that several families share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MakeNorm:
     momentum: float = 0.1
 
     def published(self, epsilon: float, momentum: float = 0.1) -> MakeNorm:
-        """The same for a network that was published with these numbers, which count where the recipe names none."""
+        """The norms of a network published with these numbers, which hold where the recipe names none."""
         return replace(self, epsilon=epsilon, momentum=momentum)
 
     def __call__(self, channels: int, activation: Activation | None = "relu", role: Role = "plain") -> NormAct:
@@ -40,7 +40,7 @@ class MakeNorm:
 
 
 class BlurredConv(nn.Conv2d):
-    """A convolution of a picture blurred by weights of 1, 2, 1 in both directions, so that striding skips nothing."""
+    """A convolution of a picture blurred by weights of 1, 2, 1 in both directions, so that a stride skips nothing."""
 
     def forward(self, x: Tensor) -> Tensor:
         # Means over two neighbors, twice, are these weights; zeros lie around the picture.
@@ -80,7 +80,7 @@ class Windows(nn.Module):
         for axis in (2, 3):
             length = x.shape[axis]
             if length != self.side:
-                edges = [(n * length // self.side, -(-(n + 1) * length // self.side)) for n in range(self.side)]
+                edges = [(i * length // self.side, -(-(i + 1) * length // self.side)) for i in range(self.side)]
                 x = torch.stack([x.narrow(axis, start, end - start).mean(axis) for start, end in edges], axis)
         return x
 

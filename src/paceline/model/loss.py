@@ -1,4 +1,4 @@
-"""The loss of a batch, summed over images; targets may be shared between the labels of mixed images."""
+"""The loss of a batch, summed over images; mixed images have several labels with weights."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def make_loss(settings: Loss, classes: int) -> Losses:
         if weights is None:
             return F.cross_entropy(scores, labels, reduction="sum", label_smoothing=smoothing)
         terms = F.log_softmax(scores, 1)
-        chosen = (terms.gather(1, labels) * weights).sum()
-        return -((1 - smoothing) * chosen + smoothing * terms.mean(1).sum())
+        labeled = (terms.gather(1, labels) * weights).sum()
+        return -((1 - smoothing) * labeled + smoothing * terms.mean(1).sum())
 
     def binary(scores: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         if weights is None:

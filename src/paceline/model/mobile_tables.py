@@ -1,4 +1,4 @@
-"""Shapes of EfficientNets and MobileNets as numbers alone, for those who build them and those who only plan."""
+"""Shapes of EfficientNets and MobileNets as plain numbers, for building and for planning (no torch)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MOBILENET2_STAGES = (
     (3, 2, 3, 160),
     (3, 1, 1, 320),
 )
-"""The same of MobileNet v2."""
+"""MobileNet v2's stages: side of the window, stride, units, channels."""
 
 MOBILENET3_STAGES: dict[str, tuple[tuple[int, int, tuple[int, ...], int, bool, Activation], ...]] = {
     "mobilenet-v3-small": (

@@ -17,43 +17,37 @@ from paceline.errors import DataError, UserError
 from paceline.facts import DataFacts
 from paceline.model.external import create, load_package
 
-Tensors = dict[str, Tensor]
+Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Adoption:
-    """What became of weights from elsewhere."""
+class LoadedWeights:
+    """Which tensors of a network were loaded from elsewhere, and which were not."""
 
     source: str
     tensors: int
-    """How many were taken over."""
-    anew: list[str]
-    """Tensors of this network that start anew."""
+    """How many were loaded."""
+    initial: list[str]
+    """Tensors that keep their initial values."""
 
     def __str__(self) -> str:
-        rest = f"; these start anew: {', '.join(self.anew)}" if self.anew else ""
-        return f"init.from {self.source}: {self.tensors} tensors taken over{rest}"
-
-
-def adopt(network: nn.Module, source: str, facts: DataFacts) -> Adoption:
-    """Put weights from elsewhere into a network whose own weights are set, and which keeps those of a head that has
-    another number of classes."""
-    return take(network, read(source, facts), source)
+        rest = f"; these keep their initial values: {', '.join(self.initial)}" if self.initial else ""
+        return f"init.from {self.source}: loaded {self.tensors} tensors{rest}"
 
 
 @torch.no_grad()
-def take(network: nn.Module, tensors: Tensors, source: str) -> Adoption:
-    """The same with the tensors at hand."""
-    theirs = {name: tensor for name, tensor in tensors.items() if not name.endswith("num_batches_tracked")}
+def load_weights(network: nn.Module, weights: Weights, source: str) -> LoadedWeights:
+    """Load weights from elsewhere into an initialized network; a head with another number of classes keeps its own."""
+    theirs = {name: tensor for name, tensor in weights.items() if not name.endswith("num_batches_tracked")}
     ours = dict(network.state_dict())
     pairs = match(theirs, ours, source)
-    taken = {name: other for name, other in pairs.items() if other is not None}
-    for name, other in taken.items():
+    loaded = {name: other for name, other in pairs.items() if other is not None}
+    for name, other in loaded.items():
         ours[name].copy_(theirs[other])
-    return Adoption(source, len(taken), [name for name in pairs if name not in taken])
+    return LoadedWeights(source, len(loaded), [name for name in pairs if name not in loaded])
 
 
-def read(source: str, facts: DataFacts) -> Tensors:
+def read_weights(source: str, facts: DataFacts) -> Weights:
     """The tensors of a run folder, a file, or a package's published weights, by the names they have there."""
     package, colon, name = source.partition(":")
     if colon and package in ("timm", "torchvision"):
@@ -76,8 +70,8 @@ def read(source: str, facts: DataFacts) -> Tensors:
         ) from None
 
 
-def _of_run(folder: Path) -> Tensors:
-    """What the newest whole checkpoint of a run would be judged by: its averaged weights where it has them."""
+def _of_run(folder: Path) -> Weights:
+    """The weights that a run is evaluated by, from its newest intact checkpoint: its EMA where it has one."""
     newest = checkpoint.newest_intact(folder / "checkpoints", damaged=lambda _: None)
     if newest is None:
         raise DataError(f"init.from: {folder} holds no intact checkpoint")
@@ -86,7 +80,7 @@ def _of_run(folder: Path) -> Tensors:
     return tensors_from(files[checkpoint.NETWORK]) | (tensors_from(ema) if ema else {})
 
 
-def _of_pickle(content: Any) -> Tensors:
+def _of_pickle(content: Any) -> Weights:
     """The state dictionary in a .pth file, alone or under one of its usual names."""
     for key in ("state_dict", "model", "model_state_dict"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
@@ -96,7 +90,7 @@ def _of_pickle(content: Any) -> Tensors:
     return {name.removeprefix("module."): tensor for name, tensor in content.items()}
 
 
-def match(theirs: Tensors, ours: Tensors, source: str) -> dict[str, str | None]:
+def match(theirs: Weights, ours: Weights, source: str) -> dict[str, str | None]:
     """For each of our tensors the name of theirs; None for those of a head with another number of classes, and of
     auxiliary heads that they do not have.
 
@@ -112,8 +106,8 @@ def match(theirs: Tensors, ours: Tensors, source: str) -> dict[str, str | None]:
         for here in _orders(ours):
             pairs = list(zip(here, there, strict=False))
             if len(here) == len(there) and all(_alike(o, t, ours[o], theirs[t], o in heads) for o, t in pairs):
-                found = {o: _fit(o, t, theirs, ours, heads, source) for o, t in pairs}
-                return {name: found.get(name) for name in ours}
+                fits = {o: _fit(o, t, theirs, ours, heads, source) for o, t in pairs}
+                return {name: fits.get(name) for name in ours}
     if len(ours.keys() & theirs.keys()) > len(ours) / 2:  # of Paceline, and of another network
         odd = next(name for name in [*ours, *theirs] if (name in ours) != (name in theirs))
         raise UserError(f"init.from: {source} does not fit this network; '{odd}' is in only one of the two")
@@ -128,7 +122,7 @@ def match(theirs: Tensors, ours: Tensors, source: str) -> dict[str, str | None]:
     raise UserError(f"init.from: {source} has {len(there)} tensors, and this network has {len(here)}")
 
 
-def _orders(ours: Tensors) -> Iterator[list[str]]:
+def _orders(ours: Weights) -> Iterator[list[str]]:
     """Our tensors as another package may list them: as here, with the auxiliary heads just before the head, without."""
     auxiliary = [name for name in ours if _auxiliary(name)]
     head = [name for name in ours if name.startswith("head.")]
@@ -149,8 +143,8 @@ def _alike(our_name: str, their_name: str, ours: Tensor, theirs: Tensor, head: b
     return ours.shape == theirs.shape or (head and ours.shape[1:] == theirs.shape[1:])
 
 
-def _fit(name: str, other: str, theirs: Tensors, ours: Tensors, heads: set[str], source: str) -> str | None:
-    """The name of theirs for one of ours, None where it starts anew; a shape that does not fit is refused."""
+def _fit(name: str, other: str, theirs: Weights, ours: Weights, heads: set[str], source: str) -> str | None:
+    """The name of theirs for one of ours, None where ours keeps its initial values; other shapes are refused."""
     if other not in theirs:
         return None
     their_shape, our_shape = theirs[other].shape, ours[name].shape

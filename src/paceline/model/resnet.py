@@ -1,4 +1,4 @@
-"""Residual networks: the ImageNet widths in v1 and v1.5, and the narrow ones for 32-pixel images."""
+"""Residual networks, plain and with grouped convolutions: the ImageNet widths, and those for 32-pixel images."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from paceline.model.batch import Batch, Layer
 from paceline.model.layers import Head, MakeNorm, conv
 from paceline.model.tables import BASIC, DEPTHS, cifar_depths
-from paceline.settings.model import CifarResNet, ResNet
+from paceline.settings.model import CifarResNet, CifarResNeXt, ResNet, ResNeXt
 
 
 @dataclass(frozen=True)
-class Shape:
+class ResidualShape:
     """What a unit is like apart from its width."""
 
     bottleneck: bool
@@ -23,17 +23,17 @@ class Shape:
     shortcut: Literal["pad", "projection"]
     groups: int = 1
     """Groups of a bottleneck's 3x3 convolution."""
-    spread: float = 1.0
+    width_ratio: float = 1.0
     """How much wider than its width a bottleneck's 3x3 convolution is."""
     blur: bool = False
     """Whether a picture is blurred before it is halved."""
 
 
-class Unit(Layer):
+class ResidualUnit(Layer):
     """Two 3x3 convolutions, or a bottleneck of 1x1, 3x3 and 1x1, beside a shortcut."""
 
     def __init__(
-        self, inputs: int, width: int, stride: int, shape: Shape, make_norm: MakeNorm, project: bool = False
+        self, inputs: int, width: int, stride: int, shape: ResidualShape, make_norm: MakeNorm, project: bool = False
     ) -> None:
         super().__init__()
         outputs = 4 * width if shape.bottleneck else width
@@ -42,7 +42,7 @@ class Unit(Layer):
         projects = project or (changes and shape.shortcut == "projection")
         role = "projected-branch" if projects else "branch"
         if shape.bottleneck:
-            inner = int(width * shape.spread)
+            inner = int(width * shape.width_ratio)
             self.conv1 = conv(inputs, inner, 1, stride if shape.stride_first else 1, blur=shape.blur)
             self.norm1 = make_norm(inner)
             self.conv2 = conv(inner, inner, 3, 1 if shape.stride_first else stride, shape.groups, blur=shape.blur)
@@ -91,7 +91,7 @@ class Stem(Layer):
 def resnet_blocks(model: ResNet, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
     """The named blocks of an ImageNet-width network."""
     bottleneck, depths = model.name not in BASIC, DEPTHS[model.name]
-    shape = Shape(bottleneck, model.version == "v1", "projection", blur=model.blur)
+    shape = ResidualShape(bottleneck, model.version == "v1", "projection", blur=model.blur)
     blocks: dict[str, nn.Module] = {"stem": Stem(channels, 64, model.stem == "7x7", make_norm)}
     blocks |= stages((64, 128, 256, 512), depths, shape, make_norm, model.first_projection)
     return blocks | {"head": Head(2048 if bottleneck else 512, classes)}
@@ -101,14 +101,14 @@ def cifar_resnet_blocks(model: CifarResNet, channels: int, classes: int, make_no
     """The named blocks of a narrow network."""
     bottleneck = model.name.endswith("-bottleneck")
     shortcut: Literal["pad", "projection"] = "projection" if bottleneck else "pad"
-    shape = Shape(bottleneck, False, shortcut if model.shortcut == "auto" else model.shortcut)
+    shape = ResidualShape(bottleneck, False, shortcut if model.shortcut == "auto" else model.shortcut)
     blocks: dict[str, nn.Module] = {"stem": Stem(channels, 16, False, make_norm)}
     blocks |= stages((16, 32, 64), cifar_depths(model.name), shape, make_norm)
     return blocks | {"head": Head(256 if bottleneck else 64, classes)}
 
 
 def stages(
-    widths: tuple[int, ...], depths: tuple[int, ...], shape: Shape, make_norm: MakeNorm, project: bool = False
+    widths: tuple[int, ...], depths: tuple[int, ...], shape: ResidualShape, make_norm: MakeNorm, project: bool = False
 ) -> dict[str, nn.Module]:
     """Units named stage1/unit1, stage1/unit2, ...; every stage after the first halves the picture."""
     blocks: dict[str, nn.Module] = {}
@@ -117,6 +117,29 @@ def stages(
         for unit in range(1, depth + 1):
             stride = 2 if unit == 1 and stage > 1 else 1
             first = project and stage == 1 and unit == 1
-            blocks[f"stage{stage}/unit{unit}"] = Unit(inputs, width, stride, shape, make_norm, first)
+            blocks[f"stage{stage}/unit{unit}"] = ResidualUnit(inputs, width, stride, shape, make_norm, first)
             inputs = width * 4 if shape.bottleneck else width
     return blocks
+
+
+def resnext_blocks(model: ResNeXt, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
+    """The named blocks of an ImageNet-width network."""
+    widths = (64, 128, 256, 512)
+    shape = _shape(model, widths[0], stride_first=model.version == "v1")
+    blocks: dict[str, nn.Module] = {"stem": Stem(channels, 64, model.stem == "7x7", make_norm)}
+    return blocks | stages(widths, DEPTHS[model.name], shape, make_norm) | {"head": Head(4 * widths[-1], classes)}
+
+
+def cifar_resnext_blocks(model: CifarResNeXt, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
+    """The named blocks of a network for 32-pixel images."""
+    widths = (64, 128, 256) if model.wide else (16, 32, 64)
+    shape = _shape(model, widths[0])
+    blocks: dict[str, nn.Module] = {"stem": Stem(channels, widths[0], False, make_norm)}
+    return blocks | stages(widths, cifar_depths(model.name), shape, make_norm) | {"head": Head(4 * widths[-1], classes)}
+
+
+def _shape(model: ResNeXt | CifarResNeXt, first: int, stride_first: bool = False) -> ResidualShape:
+    """Bottlenecks whose 3x3 convolution has `cardinality` groups of `group_width` channels in the first stage."""
+    return ResidualShape(
+        True, stride_first, "projection", model.cardinality, model.cardinality * model.group_width / first
+    )

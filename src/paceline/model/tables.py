@@ -1,4 +1,4 @@
-"""What is known of each network without building it: size, memory, blocks, native images; a test builds them all."""
+"""Facts about each network without building it (no torch): size, memory, blocks, native images."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def member(name: str) -> Member:
 def network_facts(model: Model, facts: DataFacts) -> NetworkFacts:
     """What a plan must know of a network for images of these facts; activations grow with the picture's area."""
     if isinstance(model, External):  # unknown before its package is loaded: as large as the largest residual network
-        known = network_facts(ResNet(name="resnet152"), facts)
-        return NetworkFacts(known.parameters, known.activations, blocks=block_names(model))
+        largest = network_facts(ResNet(name="resnet152"), facts)
+        return NetworkFacts(largest.parameters, largest.activations, blocks=block_names(model))
     row = member(model.name)
     # Without stride and pool in the stem, each later layer sees four times the side.
     finer = 4 if getattr(model, "stem", "7x7") == "3x3" else 1

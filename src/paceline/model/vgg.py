@@ -15,12 +15,12 @@ WIDTHS = (64, 128, 256, 512, 512)
 def vgg_blocks(model: Vgg, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
     """The named blocks of the network; convolutions have a bias even before a norm, as published."""
     name, _, suffix = model.name.partition("-")
-    maker = make_norm if suffix == "bn" else None
+    norm = make_norm if suffix == "bn" else None
     blocks: dict[str, nn.Module] = {}
     for stage, (width, depth) in enumerate(zip(WIDTHS, DEPTHS[name], strict=True), 1):
-        for number in range(1, depth + 1):
+        for index in range(1, depth + 1):
             convolution = nn.Conv2d(channels, width, 3, padding=1)
-            blocks[f"stage{stage}/conv{number}"] = Convolution(convolution, 2 if number == depth else 0, maker)
+            blocks[f"stage{stage}/conv{index}"] = Convolution(convolution, 2 if index == depth else 0, norm)
             channels = width
     if model.head == "mean":
         return blocks | {"head": Head(channels, classes, model.dropout)}

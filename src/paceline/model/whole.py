@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from paceline.augment.pipeline import Augmentation
 from paceline.data.load.batches import MicroBatch
 from paceline.device import float_dtype
 from paceline.model.batch import Batch
-from paceline.model.build import build_network
 from paceline.model.dropout import DropoutMasks
 from paceline.model.exchange import GradientBuckets
 from paceline.model.loss import make_loss
+from paceline.model.metrics import TRAIN_SUMS, evaluation_sums
 from paceline.model.network import recomputing
 from paceline.model.norm import Statistics
+from paceline.model.precision import autocast, network_on_device
 from paceline.planning import Plan
 from paceline.world import World
-
-TRAIN_SUMS = ("loss", "hits")
-"""What is summed over the images of a step."""
-EVAL_SUMS = ("loss", "top1", "top5", "images")
-"""What is summed over validation images."""
 
 
 class Whole:
@@ -36,12 +30,7 @@ class Whole:
     def __init__(self, plan: Plan, world: World) -> None:
         self.plan, self.device = plan, world.device
         self.dtype = float_dtype(plan)
-        module = build_network(plan.recipe, plan.facts)
-        self.module = module.to(world.device, self.dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.half = torch.float16 if plan.placement.precision == "fp16" else torch.bfloat16
-        if plan.placement.weights in ("bf16", "fp16"):
-            self._halve_weights()
-        self.module.freeze(plan.frozen)
+        self.module = network_on_device(plan, world.device)
         shared = world.subgroup(plan.norm_replicas)
         self.statistics = Statistics(self.module, plan.rounds, plan.norm_groups, shared)
         self.masks = DropoutMasks(self.module, plan.recipe.seed, self.dtype)
@@ -122,27 +111,11 @@ class Whole:
 
     @torch.inference_mode()
     def score(self, batch: MicroBatch) -> Tensor:
-        """EVAL_SUMS over the real images of a batch, in float64 where the device has it."""
-        scores = self.scores(self.augment.normalize(batch.images))
-        real = torch.arange(len(scores), device=self.device) < batch.count
-        losses = F.cross_entropy(scores, batch.labels, reduction="none")
-        best = scores.topk(min(5, scores.shape[1]), dim=1).indices == batch.labels[:, None]
-        rows = torch.stack(
-            [losses.to(self.dtype), best[:, 0].to(self.dtype), best.any(1).to(self.dtype), real.to(self.dtype)]
-        )
-        return torch.where(real, rows, 0).to(widest_float(self.device)).sum(1)
-
-    def _halve_weights(self) -> None:
-        """Hold the weights of convolutions and dense layers in 16 bits; their gradients still gather in 32."""
-        for layer in self.module.modules():
-            if isinstance(layer, nn.Conv2d | nn.Linear):
-                layer.to(self.half)
-                for parameter in layer.parameters():
-                    parameter.grad_dtype = self.dtype
+        """EVAL_SUMS over the real images of a batch."""
+        return evaluation_sums(self.scores(self.augment.normalize(batch.images)), batch.labels, batch.count)
 
     def _mixed(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Images as the recipe changes and mixes them, their labels, and the weights of the labels where there are
-        several."""
+        """Augmented and mixed images, their labels, and the weights of the labels where an image has several."""
         assert batch.draws is not None
         return self.augment(batch.images, batch.labels, batch.draws)
 
@@ -153,15 +126,6 @@ class Whole:
 
     def _class_scores(self, images: Tensor, batch: Batch | None) -> list[Tensor]:
         """One row of class scores for each image, those of the last head first."""
-        with self._autocast():
+        with autocast(self.plan, self.device):
             output = self._forward(images, batch=batch)
         return [scores.to(self.dtype) for scores in ((output,) if isinstance(output, Tensor) else output)]
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        half = self.plan.placement.precision in ("bf16", "fp16")
-        return torch.autocast(self.device.type, self.half, enabled=half)
-
-
-def widest_float(device: torch.device) -> torch.dtype:
-    """The widest float of a device, for sums over many images."""
-    return torch.float32 if device.type == "mps" else torch.float64

@@ -14,9 +14,9 @@ from safetensors.torch import load as tensors_from
 from safetensors.torch import save as safetensors_bytes
 
 from paceline import checkpoint
+from paceline.device import widest_float
 from paceline.errors import RunError
 from paceline.job import Job
-from paceline.model.whole import widest_float
 from paceline.optim.averages import Tensors, blend
 from paceline.record import Row, json_text, latest
 from paceline.training.evaluate import evaluate, evaluate_network

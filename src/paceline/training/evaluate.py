@@ -6,7 +6,8 @@ from contextlib import closing
 
 import torch
 
-from paceline.model.whole import EVAL_SUMS, widest_float
+from paceline.device import widest_float
+from paceline.model.metrics import EVAL_SUMS
 from paceline.training.requests import Stopped
 from paceline.training.session import Session
 

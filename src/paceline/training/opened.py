@@ -15,7 +15,7 @@ from paceline import checkpoint
 from paceline.augment.normalize import Normalize
 from paceline.augment.resized_crop import evaluation_boxes
 from paceline.data.index.fingerprint import trained_classes
-from paceline.data.index.image_header import look
+from paceline.data.index.image_header import parse_header
 from paceline.data.index.table import Flag
 from paceline.data.load.decode import decode_into
 from paceline.data.load.shapes import CLASSES as SHAPES_CLASSES
@@ -59,7 +59,7 @@ class OpenedRun:
         data = self.recipe.data
         how = data.evaluation if isinstance(data, Files) else Center(name="center", short=self.side)
         turn = isinstance(data, Files) and data.orientation == "honor"
-        width, height, flags = look(encoded)
+        width, height, flags = parse_header(encoded)
         shown = (height, width) if turn and flags & Flag.ACROSS else (width, height)
         (box,) = evaluation_boxes(how, self.side, *(np.array([edge], np.int64) for edge in shown))
         pixels = np.empty((self.side, self.side, 3), np.uint8)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from paceline.data.inspect.check import Watch
+from paceline.data.inspect.advice import InputAdvice
 from paceline.errors import INTERRUPTED, Broken, UserError
 from paceline.job import Job
 from paceline.launch import OURS
@@ -72,10 +72,10 @@ class _AdviceSink:
     """Notes once in a start that training waits for images, and what may help."""
 
     def __init__(self, job: Job, run: Run) -> None:
-        self._run, self._advise = run, Watch(job.plan, job.data_folder, job.machine.cores)
+        self._run, self._advise = run, InputAdvice(job.plan, job.data_folder, job.machine.cores)
 
     def row(self, row: Row) -> None:
-        text = self._advise.heard(row) if row["kind"] == "report" else None
+        text = self._advise(row) if row["kind"] == "report" else None
         if text is not None:
             self._run.note(text, warning=True)
 

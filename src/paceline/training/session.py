@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from paceline.data.load.loader import Loader, open_loader
+from paceline.device import widest_float
 from paceline.launch import Launch
-from paceline.model.whole import widest_float
 from paceline.planning import Plan
 from paceline.record import Mode, Run
 from paceline.settings.placement import Placement

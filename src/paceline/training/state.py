@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.device import widest_float
 from paceline.errors import Broken
 from paceline.model.init import initialize, published
+from paceline.model.metrics import TRAIN_SUMS
 from paceline.model.norm import norm_parameters
-from paceline.model.pretrained import Adoption, adopt
-from paceline.model.whole import TRAIN_SUMS, Whole, widest_float
+from paceline.model.pretrained import LoadedWeights, load_weights, read_weights
+from paceline.model.whole import Whole
 from paceline.optim.averages import Average
 from paceline.optim.build import Optimizer, build_optimizer
 from paceline.planning import Plan
@@ -90,12 +92,13 @@ def build_state(plan: Plan, world: World) -> State:
     return State(network, optimizer, ema, LossScale(plan, world.device), sums[0], sums[1], bad)
 
 
-def initialize_state(state: State, plan: Plan) -> Adoption | None:
+def initialize_state(state: State, plan: Plan) -> LoadedWeights | None:
     """Set initial weights, the same on every replica and placement; gives what became of weights from elsewhere."""
     recipe, module = plan.recipe, state.network.module
     if not isinstance(recipe.model, External):  # a network of another package starts as that package says
         initialize(module, published(recipe.init, recipe.model), recipe.seed)
-    return adopt(module, recipe.init.from_, plan.facts) if recipe.init.from_ else None
+    source = recipe.init.from_
+    return load_weights(module, read_weights(source, plan.facts), source) if source else None
 
 
 def broadcast_state(world: World, state: State) -> None:

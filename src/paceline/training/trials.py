@@ -19,6 +19,7 @@ from torch import Tensor
 
 from paceline import checkpoint
 from paceline.errors import Broken
+from paceline.files import write_whole
 from paceline.launch import Launch
 from paceline.planning import Plan
 from paceline.training.restore import restore_newest
@@ -101,7 +102,7 @@ def _run(plan: Plan, launch: Launch, folder: Path, data: Path | None, steps: int
                 take_step(session, next(batches))
                 losses[str(state.step)] = float(state.last_sums[0]) / plan.global_batch
                 if first:
-                    _write_whole(path, json.dumps(losses).encode())
+                    write_whole(path, json.dumps(losses))
                 if saving:
                     save(session)
         if first:
@@ -111,12 +112,6 @@ def _run(plan: Plan, launch: Launch, folder: Path, data: Path | None, steps: int
                 for name, tensor in members.items()
             }
             save_file(tensors, folder / "end.safetensors")
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    part = path.with_suffix(".part")
-    part.write_bytes(content)
-    part.replace(path)
 
 
 NEGLIGIBLE = 1e-13

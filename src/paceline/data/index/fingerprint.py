@@ -1,4 +1,4 @@
-"""What makes a data set the one that a run began with: its images in their order, their labels and the class names."""
+"""The fingerprint of a data set: proves that a resumed run sees the images, labels and classes that it began with."""
 
 from __future__ import annotations
 
@@ -13,61 +13,61 @@ from numpy.typing import NDArray
 from paceline.data.index.scan import open_index
 from paceline.data.index.table import Flag, Table
 from paceline.errors import RunError
+from paceline.files import write_whole
 from paceline.settings.data import Data, Files
 
-IDENTITY = "data.json"
-"""The file of a run folder that says so."""
+FINGERPRINT = "data.json"
+"""The file in a run folder that holds the fingerprint."""
 
 
-def keep_identity(run: Path, data: Data, folder: Path | None) -> None:
-    """Write down what a run begins with; data sets that are published or made have nothing to be mistaken for."""
+def write_fingerprint(run: Path, data: Data, folder: Path | None) -> None:
+    """Write the fingerprint of a run's data into its folder; published and drawn data sets need none."""
     if isinstance(data, Files) and folder is not None:
-        path, part = run / IDENTITY, run / f".{IDENTITY}"
+        path = run / FINGERPRINT
         try:
-            part.write_text(json.dumps(_identity(data, folder), indent=1))
-            part.replace(path)
+            write_whole(path, json.dumps(_fingerprint(data, folder), indent=1))
         except OSError as fault:
             raise RunError(f"{path}: cannot be written: {fault.strerror}") from None
 
 
-def check_identity(run: Path, data: Data, folder: Path | None) -> None:
-    """Refuse other data than those that a run began with, in whatever format they are now."""
-    if not isinstance(data, Files) or folder is None or not (run / IDENTITY).is_file():
+def check_fingerprint(run: Path, data: Data, folder: Path | None) -> None:
+    """Refuse data other than those that a run began with; their format may have changed."""
+    if not isinstance(data, Files) or folder is None or not (run / FINGERPRINT).is_file():
         return
-    began, now = json.loads((run / IDENTITY).read_text()), _identity(data, folder)
-    for part in ("training", "validation"):
-        if began[part] == now[part]:
+    began, now = json.loads((run / FINGERPRINT).read_text()), _fingerprint(data, folder)
+    for split in ("training", "validation"):
+        if began[split] == now[split]:
             continue
-        before, after = began[part]["images"], now[part]["images"]
-        what = f"{after:,} instead of {before:,}" if before != after else "other names, labels or another order"
+        before, after = began[split]["images"], now[split]["images"]
+        change = f"{after:,} instead of {before:,}" if before != after else "other names, labels or another order"
         raise RunError(
-            f"{folder}: these are not the {part} images that {run} began with: {what}; a run keeps its data: put them "
-            f"back as they were, judge these with validate --test {folder}, or train another run on them with "
+            f"{folder}: these are not the {split} images that {run} began with: {change}; a run keeps its data: put "
+            f"them back as they were, evaluate these with validate --test {folder}, or train another run on them with "
             f"init.from={run}"
         )
 
 
 def trained_classes(run: Path) -> tuple[str, ...] | None:
-    """The names of the classes that a run on images in files was begun with, in the order of their numbers."""
-    path = run / IDENTITY
+    """The names of the classes that a run on images in files was trained for, in the order of their numbers."""
+    path = run / FINGERPRINT
     return tuple(json.loads(path.read_text())["classes"]) if path.is_file() else None
 
 
-def _identity(data: Files, folder: Path) -> dict[str, Any]:
+def _fingerprint(data: Files, folder: Path) -> dict[str, Any]:
     index = open_index(data, folder)
-    parts = {part: _split(getattr(index, part)) for part in ("training", "validation")}
-    return {"classes": list(index.classes), **parts}
+    splits = {"training": _split_digest(index.training), "validation": _split_digest(index.validation)}
+    return {"classes": list(index.classes), **splits}
 
 
 def digest_of(*tables: Table) -> str:
-    """Stands for all that tables say of where images are and what they are."""
+    """A digest of everything that tables hold."""
     texts = [strings for table in tables for strings in (table.keys, table.shards)]
-    return _digest(*(table.rows for table in tables), *(part for text in texts for part in (text.ends, text.blob)))
+    return _digest(*(table.rows for table in tables), *(array for text in texts for array in (text.ends, text.blob)))
 
 
-def _split(table: Table) -> dict[str, Any]:
-    """How many images, and a digest of their keys and labels in their order, which every format shares."""
-    outside = table.rows["flags"] & int(Flag.OTHER_LABEL) > 0  # of these not every format knows the number
+def _split_digest(table: Table) -> dict[str, Any]:
+    """The number of images, and a digest of their keys and labels in order, which is the same in every format."""
+    outside = table.rows["flags"] & int(Flag.OTHER_LABEL) > 0  # not every format knows the numbers of these
     labels = np.where(outside, -1, table.rows["label"]).astype(np.int32)
     return {"images": len(table), "digest": _digest(labels, table.keys.ends, table.keys.blob)}
 

@@ -1,63 +1,101 @@
-"""The size of an encoded image and which decoder reads it, from its first bytes and without decoding it."""
+"""Reads an encoded image's size, and which decoder it needs, from its first bytes; and brings any mode to RGB."""
 
 from __future__ import annotations
 
 import io
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from paceline.data.index.table import Flag
 
-START = 4096
+if TYPE_CHECKING:
+    from PIL import Image
+
+HEADER_BYTES = 4096
 """How many bytes of an image to hand in; few images need more."""
-
-ReadMore = Callable[[int, int], bytes]
-"""The bytes of the image from an offset on, fewer at its end: read_more(offset, count)."""
-
-Look = tuple[int, int, Flag]
-"""Width, height and flags."""
 
 PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
 """What Pillow may be asked to read: some of its other readers start programs or hold no pictures."""
 
-_UNREADABLE: Look = (0, 0, Flag.UNREADABLE)
-_WHOLE = 1 << 26  # more than this of a rare format, or of a damaged file, is not read to learn its size
-_SEGMENTS = 4096  # a header with more of them is a loop that damage made
-_ORIENTATION = 0x0112
+ORIENTATION = 0x0112
+"""The EXIF tag that says how to turn an image: 1 is upright, 5 to 8 lie on their side."""
+
+ReadMore = Callable[[int, int], bytes]
+"""Reads bytes of the image, fewer at its end: read_more(offset, count)."""
+
+_MOST_BYTES = 1 << 26  # more than this of a rare format, or of a damaged file, is not read to learn its size
+_MOST_SEGMENTS = 4096  # a header with more of them is a loop that damage made
 
 
-def look(start: bytes, read_more: ReadMore | None = None) -> Look:
-    """Width, height and flags of the image that begins with `start`; UNREADABLE instead of any fault."""
+class ImageHeader(NamedTuple):
+    """The stored size of an image in pixels, and what else its header says."""
+
+    width: int
+    height: int
+    flags: Flag
+
+
+_UNREADABLE = ImageHeader(0, 0, Flag.UNREADABLE)
+
+
+def parse_header(start: bytes, read_more: ReadMore | None = None) -> ImageHeader:
+    """Read the header of the image that begins with `start`; whatever is wrong with it makes it UNREADABLE."""
     content = _Content(start, read_more)
     try:
         if start.startswith(b"\xff\xd8\xff"):
-            found = _jpeg(content)
+            header = _jpeg(content)
         elif start.startswith(b"\x89PNG\r\n\x1a\n"):
-            found = _png(content)
+            header = _png(content)
         else:
-            found = _other(content)
-            if found[2] is Flag.UNREADABLE and start[:6] in (b"GIF87a", b"GIF89a"):
-                found = _little(content.at(6, 2)), _little(content.at(8, 2)), Flag(0)
+            header = _other(content)
+            if header.flags is Flag.UNREADABLE and start[:6] in (b"GIF87a", b"GIF89a"):
+                header = ImageHeader(_little(content.at(6, 2)), _little(content.at(8, 2)), Flag(0))
     except _Short:
         return _UNREADABLE
-    return found if found[0] > 0 and found[1] > 0 else _UNREADABLE
+    return header if header.width > 0 and header.height > 0 else _UNREADABLE
 
 
-def look_in(descriptor: int, offset: int, length: int, start: bytes | None = None) -> Look:
-    """The same of an image inside an open file, of which the first bytes may be at hand."""
+def read_header(descriptor: int, offset: int, length: int, start: bytes | None = None) -> ImageHeader:
+    """Read the header of an image inside an open file; `start` is its first bytes, if they are at hand."""
 
-    def read_more(place: int, count: int) -> bytes:
-        return os.pread(descriptor, max(0, min(count, length - place)), offset + place)
+    def read_more(skip: int, count: int) -> bytes:
+        return os.pread(descriptor, max(0, min(count, length - skip)), offset + skip)
 
-    return look(read_more(0, START) if start is None else start, read_more)
+    return parse_header(read_more(0, HEADER_BYTES) if start is None else start, read_more)
+
+
+def exif_orientation(image: Image.Image) -> int:
+    """The EXIF orientation of an opened image, 1 (upright) where it has none; Pillow turns TIFFs itself."""
+    orientation: int = 1 if image.format == "TIFF" else image.getexif().get(ORIENTATION, 1)
+    return orientation
+
+
+class UnknownColors(Exception):
+    """An image whose pixels cannot be shown in RGB; the message says why."""
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Convert any Pillow mode to 8-bit RGB; of 16-bit gray the higher 8 bits count, as for Pillow's 16-bit colors."""
+    from PIL import Image  # noqa: PLC0415 - most data sets never need it
+
+    # Pillow itself would cut off everything above 255, and most of the picture would be white. Some of its versions
+    # read 16 bits of these formats, which have no more, as 32.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PPM", "PNG")):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        raise UnknownColors("its pixels are 32-bit numbers on no known scale; write it with 8 or 16 bits")
+    return image.convert("RGB")
 
 
 class _Short(Exception):
-    """The image ends before its size is said."""
+    """The image ends before its header does."""
 
 
 class _Content:
-    """The bytes of an image, of which only the first are at hand."""
+    """The bytes of an image, of which only the first are in memory."""
 
     def __init__(self, start: bytes, read_more: ReadMore | None) -> None:
         self.start = start
@@ -65,10 +103,10 @@ class _Content:
 
     def at(self, offset: int, count: int) -> bytes:
         """Exactly these bytes."""
-        found = self.up_to(offset, count)
-        if len(found) < count:
+        content = self.up_to(offset, count)
+        if len(content) < count:
             raise _Short
-        return found
+        return content
 
     def up_to(self, offset: int, count: int) -> bytes:
         """These bytes, fewer where the image ends."""
@@ -77,71 +115,80 @@ class _Content:
         return self.start[offset : offset + count]
 
 
-def _big(number: bytes) -> int:
-    return int.from_bytes(number, "big")
+def _big(digits: bytes) -> int:
+    return int.from_bytes(digits, "big")
 
 
-def _little(number: bytes) -> int:
-    return int.from_bytes(number, "little")
+def _little(digits: bytes) -> int:
+    return int.from_bytes(digits, "little")
 
 
-def _jpeg(content: _Content) -> Look:
-    """Segment after segment up to the frame header; EXIF data is on the way there."""
-    place, turned = 2, Flag(0)
-    for _ in range(_SEGMENTS):
-        marker = _big(content.at(place, 2))
-        if marker < 0xFF01 or marker == 0xFFFF:  # fill bytes, or stray ones as every decoder passes over
-            place = _next_marker(content, place + 1)
+def _jpeg(content: _Content) -> ImageHeader:
+    """Walk from segment to segment up to the frame header; EXIF data comes before it.
+
+    A segment is a marker (0xFF and a byte that says its kind), two bytes with the length of the rest, themselves
+    included, and the rest.
+    """
+    offset, turned = 2, Flag(0)
+    for _ in range(_MOST_SEGMENTS):
+        marker = _big(content.at(offset, 2))
+        if marker < 0xFF01 or marker == 0xFFFF:  # fill bytes, or stray ones, which every decoder skips
+            offset = _next_marker(content, offset + 1)
             continue
         kind = marker & 0xFF
-        if kind in (0xD9, 0xDA):
+        if kind in (0xD9, 0xDA):  # the end, or pixels, without a frame header
             return _UNREADABLE
         if kind == 0x01 or 0xD0 <= kind <= 0xD8:  # markers that stand alone
-            place += 2
+            offset += 2
             continue
-        length = _big(content.at(place + 2, 2))
+        length = _big(content.at(offset + 2, 2))
         if length < 2:
             return _UNREADABLE
-        if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):
-            return _frame(kind, content.at(place + 4, 6), turned)
-        if kind == 0xE1 and content.up_to(place + 4, 6) == b"Exif\0\0":
-            turned = _turned(content.up_to(place + 10, length - 8))
-        place += 2 + length
+        if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):  # these three are tables, not frames
+            return _frame(kind, content.at(offset + 4, 6), turned)
+        if kind == 0xE1 and content.up_to(offset + 4, 6) == b"Exif\0\0":
+            turned = _turned(content.up_to(offset + 10, length - 8))
+        offset += 2 + length
     return _UNREADABLE
 
 
-def _next_marker(content: _Content, place: int) -> int:
-    """Where the next byte is that a marker may begin with."""
-    while place < _WHOLE and (found := content.up_to(place, START)):
-        if (ahead := found.find(b"\xff")) >= 0:
-            return place + ahead
-        place += len(found)
+def _next_marker(content: _Content, offset: int) -> int:
+    """The offset of the next byte that a marker may begin with."""
+    while offset < _MOST_BYTES and (chunk := content.up_to(offset, HEADER_BYTES)):
+        if (ahead := chunk.find(b"\xff")) >= 0:
+            return offset + ahead
+        offset += len(chunk)
     raise _Short
 
 
-def _frame(kind: int, body: bytes, turned: Flag) -> Look:
-    """The size, and whether the fast decoder reads it: four components, 12 bits, arithmetic coding are Pillow's."""
+def _frame(kind: int, body: bytes, turned: Flag) -> ImageHeader:
+    """The size, and whether the fast decoder reads it: four components, 12 bits and arithmetic coding are Pillow's."""
     precision, height, width, components = body[0], _big(body[1:3]), _big(body[3:5]), body[5]
     flags = turned
     if kind <= 0xC2 and precision == 8 and components in (1, 3):
-        flags |= Flag.JPEG if kind == 0xC2 else Flag.JPEG | Flag.SEQUENTIAL
-    return width, height, flags
+        flags |= Flag.JPEG if kind == 0xC2 else Flag.JPEG | Flag.SEQUENTIAL  # 0xC2 is a progressive frame
+    return ImageHeader(width, height, flags)
 
 
 def _turned(exif: bytes) -> Flag:
-    """Whether the first directory of EXIF data says an orientation other than upright."""
+    """Whether the first directory of EXIF data gives an orientation other than upright.
+
+    EXIF data is a TIFF header: byte order, the offset of the directory, and there a count of entries of 12 bytes: tag
+    (2), type (2), count (4), value (4).
+    """
     order = {b"II*\0": "little", b"MM\0*": "big"}.get(exif[:4])
     if order is None:
         return Flag(0)
 
-    def number(at: int, count: int) -> int:
-        return _little(exif[at : at + count]) if order == "little" else _big(exif[at : at + count])
+    def integer(offset: int, count: int) -> int:
+        digits = exif[offset : offset + count]
+        return _little(digits) if order == "little" else _big(digits)
 
-    directory = number(4, 4)
-    for entry in range(min(number(directory, 2), len(exif) // 12)):
-        at = directory + 2 + 12 * entry
-        if number(at, 2) == _ORIENTATION and at + 10 <= len(exif):
-            return _flags_of(number(at + 8, 2))
+    directory = integer(4, 4)
+    for entry in range(min(integer(directory, 2), len(exif) // 12)):
+        offset = directory + 2 + 12 * entry
+        if integer(offset, 2) == ORIENTATION and offset + 10 <= len(exif):
+            return _flags_of(integer(offset + 8, 2))
     return Flag(0)
 
 
@@ -152,32 +199,34 @@ def _flags_of(orientation: int) -> Flag:
     return Flag.TURNED | Flag.ACROSS if orientation > 4 else Flag.TURNED
 
 
-def _png(content: _Content) -> Look:
-    """The first chunk says the size; EXIF data may follow before the pixels."""
+def _png(content: _Content) -> ImageHeader:
+    """The first chunk (after 8 bytes of signature) holds the size; EXIF data may follow before the pixels.
+
+    A chunk is 4 bytes of length, 4 of kind, the content, and 4 of checksum; the first one ends at byte 33.
+    """
     if content.at(12, 4) != b"IHDR":
         return _UNREADABLE
     width, height = _big(content.at(16, 4)), _big(content.at(20, 4))
-    place = 33
-    for _ in range(_SEGMENTS):
-        head = content.up_to(place, 8)
+    offset = 33
+    for _ in range(_MOST_SEGMENTS):
+        head = content.up_to(offset, 8)
         if len(head) < 8 or head[4:] in (b"IDAT", b"IEND"):
             break
         if head[4:] == b"eXIf":
-            return width, height, _turned(content.up_to(place + 8, min(_big(head[:4]), 1 << 16)))
-        place += 12 + _big(head[:4])
-    return width, height, Flag(0)
+            exif = content.up_to(offset + 8, min(_big(head[:4]), 1 << 16))
+            return ImageHeader(width, height, _turned(exif))
+        offset += 12 + _big(head[:4])
+    return ImageHeader(width, height, Flag(0))
 
 
-def _other(content: _Content) -> Look:
-    """Whatever Pillow makes of it: of a GIF, the first frame may be larger than what its header says."""
+def _other(content: _Content) -> ImageHeader:
+    """Let Pillow read it: the first frame of a GIF, for one, may be larger than its header says."""
     if not content.start:
         return _UNREADABLE
     from PIL import Image  # noqa: PLC0415 - most data sets never need it
 
     try:
-        with Image.open(io.BytesIO(content.up_to(0, _WHOLE)), formats=PILLOW_FORMATS) as image:
-            if image.format == "TIFF":  # which Pillow turns itself
-                return image.width, image.height, Flag(0)
-            return image.width, image.height, _flags_of(image.getexif().get(_ORIENTATION, 1))
+        with Image.open(io.BytesIO(content.up_to(0, _MOST_BYTES)), formats=PILLOW_FORMATS) as image:
+            return ImageHeader(image.width, image.height, _flags_of(exif_orientation(image)))
     except Exception:  # noqa: BLE001 - a damaged file makes Pillow's many readers raise anything
         return _UNREADABLE

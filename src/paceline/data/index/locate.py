@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.index.scan import Tell, meant, open_index, recognized
-from paceline.data.index.splits import ALL
+from paceline.data.index.scan import holds_images, open_index, suggestion
+from paceline.data.index.splits import EvaluationFiles
 from paceline.data.index.table import Flag, Index
 from paceline.errors import DataError
+from paceline.progress import Progress
 from paceline.settings.data import Cifar, Data, Files, Made, Shapes
 
 CIFAR_FILES = {
@@ -27,14 +28,14 @@ def given_folder(flag: Path | None) -> Path | None:
     """The folder of --data, else of the DATA_DIR or DATASETS_DIR environment variable."""
     if flag is not None:
         return flag
-    named = os.environ.get("DATA_DIR") or os.environ.get("DATASETS_DIR")
-    return Path(named) if named else None
+    folder = os.environ.get("DATA_DIR") or os.environ.get("DATASETS_DIR")
+    return Path(folder) if folder else None
 
 
-def locate(wanted: Data | None, folder: Path | None, tell: Tell | None = None) -> tuple[Data, Path | None]:
-    """The data set and the folder that holds it; recognized by its files when the recipe leaves it open.
+def locate(wanted: Data | None, folder: Path | None, progress: Progress | None = None) -> tuple[Data, Path | None]:
+    """Find the data set and the folder that holds it; its files tell which it is when the recipe leaves it open.
 
-    Images in files are counted, which may take a while the first time; `tell` hears how far that is.
+    Images in files are counted, which may take a while the first time.
     """
     match wanted:
         case Shapes() | Made():
@@ -42,9 +43,9 @@ def locate(wanted: Data | None, folder: Path | None, tell: Tell | None = None) -
         case Cifar():
             return wanted, _cifar_folder(wanted.name, _existing(folder, wanted.name))
         case Files():
-            return _counted(wanted, _existing(folder, wanted.name), tell)
+            return _count_images(wanted, _existing(folder, wanted.name), progress)
         case None:
-            return _recognize(_existing(folder, "the data"), tell)
+            return _recognize(_existing(folder, "the data"), progress)
 
 
 def _existing(folder: Path | None, what: str) -> Path:
@@ -56,110 +57,114 @@ def _existing(folder: Path | None, what: str) -> Path:
 
 
 def is_known(data: Data | None) -> bool:
-    """Whether a data set can be planned with before its files are looked at."""
+    """Whether a plan can be made for a data set before its files are looked at."""
     return data is not None and (not isinstance(data, Files) or data.name == "imagenet")
 
 
-def _counted(data: Files, folder: Path, tell: Tell | None) -> tuple[Files, Path]:
-    """The same with the numbers of images and classes that its files hold."""
-    found = open_index(data, folder, tell)
-    present = _present(found) if data.class_names else found.classes
+def _count_images(data: Files, folder: Path, progress: Progress | None) -> tuple[Files, Path]:
+    """Fill in the numbers of images and classes that the files hold."""
+    index = open_index(data, folder, progress)
+    present = _trained_classes(index) if data.class_names else index.classes
     if len(present) == 1:
         (name,) = present
         raise DataError(
             f"{folder}: all images are of one class, '{name}', so nothing can be learned; "
-            f"{_other_folder(folder / name) or 'add another class'}"
+            f"{_inner_folder(folder / name) or 'add another class'}"
         )
     counts = {
-        "images": len(found.training),
-        "validation_images": len(found.validation),
-        "classes": len(found.classes),
+        "images": len(index.training),
+        "validation_images": len(index.validation),
+        "classes": len(index.classes),
     }
     for key, count in counts.items():
-        said = getattr(data, key)
-        if said is not None and said != count:
+        expected = getattr(data, key)
+        if expected is not None and expected != count:
             raise DataError(
-                f"{folder}: data.{key} is {said:,}, and {count:,} are there; leave data.{key} out, or mend it"
+                f"{folder}: data.{key} is {expected:,}, but {count:,} are there; leave data.{key} out, or correct it"
             )
     return data.model_copy(update=counts), folder
 
 
-def _present(found: Index) -> tuple[str, ...]:
-    """The classes that training images are of."""
-    labels = np.unique(found.training.rows["label"]).tolist()
-    return tuple(found.classes[label] for label in labels if 0 <= label < len(found.classes))
+def _trained_classes(index: Index) -> tuple[str, ...]:
+    """The classes that have training images."""
+    labels = np.unique(index.training.rows["label"]).tolist()
+    return tuple(index.classes[label] for label in labels if 0 <= label < len(index.classes))
 
 
-def to_judge(data: Files, names: tuple[str, ...], folder: Path, tell: Tell | None = None) -> Files:
-    """Other images of the classes that a run was trained for, to be judged as its own validation images are."""
-    found = data.model_copy(update={"class_names": names, "validation": ALL, "use": 1.0})
-    judged = open_index(found, folder, tell).validation
-    if bool((judged.rows["flags"] & int(Flag.OTHER_LABEL) > 0).all()):
+def evaluation_files(
+    data: Files, names: tuple[str, ...], folder: Path, progress: Progress | None = None
+) -> EvaluationFiles:
+    """Other images of the classes that a run was trained for, to be evaluated like its own validation images."""
+    images = EvaluationFiles.model_construct(
+        **{**dict(data), "class_names": names, "validation": None, "fraction": 1.0}
+    )
+    table = open_index(images, folder, progress).validation
+    if bool((table.rows["flags"] & int(Flag.OTHER_LABEL) > 0).all()):
         raise DataError(f"{folder}: no image here is of a class that the run knows")
-    return found.model_copy(update={"validation_images": len(judged)})
+    return images.model_copy(update={"validation_images": len(table)})
 
 
-def _other_folder(one: Path) -> str | None:
-    """What to write where the folder of the only class holds the folders of several."""
-    several = one.is_dir() and sum(child.is_dir() for child in one.iterdir()) > 1
-    return f"did you mean --data {one}?" if several else None
+def _inner_folder(class_folder: Path) -> str | None:
+    """What to write instead where the folder of the only class holds several folders."""
+    several = class_folder.is_dir() and sum(child.is_dir() for child in class_folder.iterdir()) > 1
+    return f"did you mean --data {class_folder}?" if several else None
 
 
-def _recognize(folder: Path, tell: Tell | None) -> tuple[Data, Path]:
-    """What lies in the folder itself comes before CIFAR's files below or above it."""
-    here, *around = _places(folder)
+def _recognize(folder: Path, progress: Progress | None) -> tuple[Data, Path]:
+    """Recognize a data set by its files; images in the folder itself come before CIFAR's files below or above it."""
+    here, *around = _cifar_folders(folder)
     name = _cifar_in(here)
-    if name is None and recognized(folder):
-        return _counted(Files(name="images"), folder, tell)
+    if name is None and holds_images(folder):
+        return _count_images(Files(name="images"), folder, progress)
     name = name or next(filter(None, map(_cifar_in, around)), None)
     if name is not None:
         return Cifar.model_validate({"name": name}), _cifar_folder(name, folder)
     raise DataError(
         f"{folder}: no data set is recognized here; expected CIFAR's binary files (data_batch_1.bin, or train.bin and "
         f"test.bin), images in class folders (train/, val/), TFRecords, WebDataset tars or a Paceline pack; or write "
-        f"data=shapes for the built-in one{meant(folder)}"
+        f"data=shapes for the built-in one{suggestion(folder)}"
     )
 
 
-def _places(folder: Path) -> list[Path]:
+def _cifar_folders(folder: Path) -> list[Path]:
     """Where CIFAR's files may lie: in this folder, one below it, or the one above it."""
     below = sorted(child for child in folder.iterdir() if child.is_dir())
     return [folder, *below, folder.resolve().parent]
 
 
-def _cifar_in(place: Path) -> str | None:
-    return next((name for name, (training, _) in CIFAR_FILES.items() if _has_file(place, training[0])), None)
+def _cifar_in(folder: Path) -> str | None:
+    return next((name for name, (training, _) in CIFAR_FILES.items() if _has_file(folder, training[0])), None)
 
 
-def _has_file(place: Path, file: str) -> bool:
-    return os.path.isfile(place / file)  # noqa: PTH113 - Path would raise where the folder may not be looked into
+def _has_file(folder: Path, file: str) -> bool:
+    return os.path.isfile(folder / file)  # noqa: PTH113 - Path would raise where the folder may not be looked into
 
 
-def _holding(folder: Path, file: str) -> Path | None:
-    return next((place for place in _places(folder) if _has_file(place, file)), None)
+def _folder_with(folder: Path, file: str) -> Path | None:
+    return next((folder for folder in _cifar_folders(folder) if _has_file(folder, file)), None)
 
 
 def _cifar_folder(name: str, folder: Path) -> Path:
     """The folder with all files of a CIFAR data set, each of its published size."""
     training, validation = CIFAR_FILES[name]
-    found = _holding(folder, training[0])
-    if found is None:
+    cifar = _folder_with(folder, training[0])
+    if cifar is None:
         for pickled, title in _PICKLES.items():
-            if (place := _holding(folder, pickled)) is not None:
+            if (other := _folder_with(folder, pickled)) is not None:
                 raise DataError(
-                    f"{place}: this is the Python version of {title}; get the binary version ('{training[0]}', ...)"
+                    f"{other}: this is the Python version of {title}; get the binary version ('{training[0]}', ...)"
                 )
         raise DataError(
             f"{folder}: '{training[0]}' is neither here, nor one folder below or above; --data should hold {name}"
         )
     for file in [*training, *validation]:
-        path = found / file
+        path = cifar / file
         expected = next(size for start, size in CIFAR_SIZES.items() if file.startswith(start))
         if not path.is_file():
             raise DataError(f"{path}: this file of {name} is missing; copy it again")
         if path.stat().st_size != expected:
             raise DataError(
                 f"{path}: the file has {path.stat().st_size:,} bytes instead of {expected:,}; "
-                f"it is cut or not {name}: copy it again"
+                f"it is cut off, or not {name}: copy it again"
             )
-    return found
+    return cifar

@@ -1,14 +1,14 @@
-"""Finds every image of a data set once, and opens what was found before when nothing has changed since."""
+"""Opens the index of a data set: scans its files the first time, and reuses the result while nothing changes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,238 +16,241 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data.index import file
-from paceline.data.index.formats import Format, Found, Unit, listed, some_of, tfrecord, webdataset
+from paceline.data.index.formats import Format, ScanUnit, UnitImages, first_few, tfrecord, visible_entries, webdataset
 from paceline.data.index.formats import folder as folders
 from paceline.data.index.formats import pack as packs
 from paceline.data.index.labels import labels_path
-from paceline.data.index.splits import assemble
+from paceline.data.index.splits import EvaluationFiles, assemble_index
 from paceline.data.index.table import Index, Strings, Table
 from paceline.errors import DataError
+from paceline.files import UNFINISHED
+from paceline.progress import Progress
 from paceline.settings.data import Files
 
-VERSION = 2
-"""Goes up whenever an index of the same files would be another one."""
+INDEX_VERSION = 3
+"""Goes up whenever the same files would get another index, or the format of the file changes."""
 
 FORMATS: tuple[Format, ...] = (packs, folders, tfrecord, webdataset)
-"""Asked in this order."""
+"""Asked in this order whether a folder is theirs."""
 
-Tell = Callable[[str, int, int], None]
-"""Progress: what is done, how much of it, of how much."""
-
-_LOOKED_INTO = 32
-"""Folders that are looked into for a data set that may be meant."""
+_SCAN = "scan.safetensors"
+_SUGGESTED_FROM = 32
+"""How many subfolders to search for a suggestion."""
 _THREADS = min(16, 4 * (os.cpu_count() or 1))
 
 
-def recognized(folder: Path) -> bool:
-    """Whether the folder holds encoded images in a format that is known."""
+def holds_images(folder: Path) -> bool:
+    """Whether the folder holds encoded images in a known format."""
     return _format_of(folder) is not None
 
 
-def open_index(data: Files, folder: Path, tell: Tell | None = None) -> Index:
-    """The index of the images in a folder: scanned by the first process, opened by all others and ever after."""
+def open_index(data: Files, folder: Path, progress: Progress | None = None, whole: bool = False) -> Index:
+    """Open the index of the images in a folder; the first process scans the files, all others and later ones reuse it.
+
+    With `whole`, data that have no validation split stay in one piece, unless data.validation says otherwise.
+    """
     form = _format_of(folder)
     if form is None:
         raise DataError(
             f"{folder}: no images are here; expected class folders (train/ and val/), TFRecords "
-            f"(train-00000-of-01024), WebDataset tars (train-000000.tar) or a Paceline pack{meant(folder)}"
+            f"(train-00000-of-01024), WebDataset tars (train-000000.tar) or a Paceline pack{suggestion(folder)}"
         )
-    name = f"index-{_digest(form, data, folder)}.bin"
-    for place in file.places(folder):
-        if (index := _opened(form, folder, place, name)) is not None:
+    source = _Source(form, data, folder, whole)
+    for index_folder in file.index_folders(folder):
+        if (index := _read_index(source, index_folder)) is not None:
             return index
-    place_to_write = file.writable_place(folder)
-    if place_to_write is None:
+    writable = file.writable_folder(folder)
+    if writable is None:
         units = form.units(folder, {})
-        return assemble(form, data, folder, units, _scanned(form, folder, units, {}, tell))
-    with file.locked(place_to_write):
-        if (index := _opened(form, folder, place_to_write, name)) is not None:
+        return source.assemble(units, _scan(source, units, {}, progress))
+    with file.locked(writable):
+        if (index := _read_index(source, writable)) is not None:
             return index
-        file.drop(place_to_write, file.HALF_WRITTEN)
-        return _made(form, data, folder, place_to_write, name, tell)
+        file.remove_files(writable, UNFINISHED)
+        return _build_index(source, writable, progress)
 
 
-def meant(folder: Path) -> str:
-    """The end of a message on a folder that holds no data set: the data sets that lie right below it, if any do."""
-    below = []
-    for name in sorted(entry.name for entry in listed(folder) if entry.is_dir())[:_LOOKED_INTO]:
+def suggestion(folder: Path) -> str:
+    """The end of a message about a folder without a data set: names the data sets right below it, if there are any."""
+    names = []
+    for name in sorted(entry.name for entry in visible_entries(folder) if entry.is_dir())[:_SUGGESTED_FROM]:
         with suppress(DataError):  # one that cannot be read is not meant
-            below += [name] if recognized(folder / name) else []
-    if len(below) == 1:
-        return f"; did you mean --data {folder / below[0]}?"
-    return f"; did you mean one of the folders in it: {some_of(below)}?" if below else ""
+            names += [name] if holds_images(folder / name) else []
+    if len(names) == 1:
+        return f"; did you mean --data {folder / names[0]}?"
+    return f"; did you mean one of the folders in it: {first_few(names)}?" if names else ""
 
 
 def _format_of(folder: Path) -> Format | None:
     return next((form for form in FORMATS if form.recognize(folder)), None)
 
 
-def _made(form: Format, data: Files, folder: Path, place: Path, name: str, tell: Tell | None) -> Index:
-    """Scan what changed, put everything together, and keep both."""
-    before = _last_scan(place, form)
-    units = form.units(folder, {unit: seen for unit, (seen, _) in before.items()})
-    founds = _scanned(form, folder, units, before, tell)
-    with suppress(OSError):  # a full disk makes the next start slower, no more
-        if [seen for seen, _ in before.values()] != units:
-            _keep_scan(place, form, units, founds)  # even where the settings are then refused
-            file.drop(place, "index-*.bin")  # those of other settings speak of files as they were
-    index = assemble(form, data, folder, units, founds)
+@dataclass(frozen=True)
+class _Source:
+    """What an index is made of: the files in a folder, read by the settings."""
+
+    form: Format
+    data: Files
+    folder: Path
+    whole: bool
+
+    def assemble(self, units: Sequence[ScanUnit], images: Sequence[UnitImages]) -> Index:
+        return assemble_index(self.form, self.data, self.folder, units, images, self.whole)
+
+    def file_name(self) -> str:
+        """The name of the index file, with a digest of every setting that the index depends on."""
+        names = {"name", "first_label", "validation", "fraction", "classes", "class_names"}
+        settings: dict[str, Any] = self.data.model_dump(include=names)
+        settings |= {"whole": self.whole, "evaluate_only": isinstance(self.data, EvaluationFiles)}
+        if self.form is webdataset:  # the names are in a file beside the tars, which is not a scan unit
+            settings["stored_names"] = self.form.classes(self.folder)
+        if self.data.labels is not None:
+            try:
+                content = labels_path(self.data.labels, self.folder).read_bytes()
+                settings["labels"] = hashlib.sha256(content).hexdigest()
+            except OSError:
+                settings["labels"] = None  # the fault is reported where the labels are read
+        text = json.dumps([INDEX_VERSION, self.form.KIND, settings], sort_keys=True)
+        return f"index-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.safetensors"
+
+
+def _build_index(source: _Source, index_folder: Path, progress: Progress | None) -> Index:
+    """Scan what changed, assemble the index, and write both the scan and the index."""
+    before = _read_scan(source.form, index_folder)
+    units = source.form.units(source.folder, {name: unit for name, (unit, _) in before.items()})
+    images = _scan(source, units, before, progress)
+    with suppress(OSError):  # a full disk only makes the next start slower
+        if [unit for unit, _ in before.values()] != units:
+            _write_scan(source.form, index_folder, units, images)  # even where the settings are then refused
+            file.remove_files(index_folder, "index-*")  # those of other settings describe the files as they were
+    index = source.assemble(units, images)
     with suppress(OSError):
-        _keep_index(place / name, index, units)
-        return _opened(form, folder, place, name) or index
+        _write_index(index_folder / source.file_name(), index, units)
+        return _read_index(source, index_folder) or index
     return index
 
 
-def _scanned(
-    form: Format, folder: Path, units: Sequence[Unit], before: Mapping[str, tuple[Unit, Found]], tell: Tell | None
-) -> list[Found]:
-    """What is in every unit; of those that did not change, what was found before."""
+def _scan(
+    source: _Source,
+    units: Sequence[ScanUnit],
+    before: Mapping[str, tuple[ScanUnit, UnitImages]],
+    progress: Progress | None,
+) -> list[UnitImages]:
+    """The images of every unit; those of unchanged units come from the last scan."""
 
-    def one(unit: Unit) -> Found:
-        found = form.scan(folder, unit)
-        return replace(found, shards=_packed(found.shards), keys=_packed(found.keys))
+    def scan_unit(unit: ScanUnit) -> UnitImages:
+        images = source.form.scan(source.folder, unit)
+        return replace(images, shards=_as_strings(images.shards), keys=_as_strings(images.keys))
 
-    known = {unit.name: before[unit.name][1] for unit in units if before.get(unit.name, (None,))[0] == unit}
-    changed = [unit for unit in units if unit.name not in known]
+    by_name = {unit.name: before[unit.name][1] for unit in units if before.get(unit.name, (None,))[0] == unit}
+    changed = [unit for unit in units if unit.name not in by_name]
     with ThreadPoolExecutor(_THREADS) as pool:
-        running = [pool.submit(one, unit) for unit in changed]
+        futures = [pool.submit(scan_unit, unit) for unit in changed]
         try:
-            for done, (unit, future) in enumerate(zip(changed, running, strict=True), start=1):
-                known[unit.name] = future.result()
-                if tell is not None:
-                    tell(f"indexing {folder}", done, len(changed))
+            for done, (unit, future) in enumerate(zip(changed, futures, strict=True), start=1):
+                by_name[unit.name] = future.result()
+                if progress is not None:
+                    progress(f"indexing {source.folder}", done, len(changed))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return [known[unit.name] for unit in units]
+    return [by_name[unit.name] for unit in units]
 
 
-def _packed(texts: Sequence[str] | Strings) -> Strings:
+def _as_strings(texts: Sequence[str] | Strings) -> Strings:
     return texts if isinstance(texts, Strings) else Strings.of(texts)
 
 
-def _digest(form: Format, data: Files, folder: Path) -> str:
-    """Stands for everything in the settings that an index depends on."""
-    kept = {"name", "first_label", "validation", "use", "classes", "class_names"}
-    matters: dict[str, Any] = data.model_dump(include=kept)
-    if form is webdataset:  # the names lie in a file beside the tars, which is none of the units
-        matters["kept_names"] = form.classes(folder)
-    if data.labels is not None:
-        try:
-            matters["labels"] = hashlib.sha256(labels_path(data.labels, folder).read_bytes()).hexdigest()
-        except OSError:
-            matters["labels"] = None  # the fault is told where the labels are read
-    text = json.dumps([VERSION, form.KIND, matters], sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _signature(units: Sequence[Unit]) -> str:
-    """Stands for the state of all files; the names inside a folder are covered by its time."""
-    text = json.dumps([[unit.name, unit.part, *unit.stamp] for unit in units])
+def _stamps_digest(units: Sequence[ScanUnit]) -> str:
+    """A digest of the state of all files; the stamp of a folder covers the names inside it."""
+    text = json.dumps([[unit.name, unit.split, *unit.stamp] for unit in units])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _opened(form: Format, folder: Path, place: Path, name: str) -> Index | None:
-    """The index that is kept there, if nothing changed since."""
-    stored = file.read(place / name)
-    scanned = file.read(place / "scan.bin") if stored is not None else None
-    if stored is None or scanned is None or stored.facts.get("version") != VERSION:
+def _read_index(source: _Source, index_folder: Path) -> Index | None:
+    """The index that an earlier process wrote, if nothing changed since."""
+    stored = file.read_arrays(index_folder / source.file_name())
+    scanned = file.read_arrays(index_folder / _SCAN) if stored is not None else None
+    if stored is None or scanned is None or stored.header.get("version") != INDEX_VERSION:
         return None
-    units = form.units(folder, {unit.name: unit for unit in _units(scanned, form)})
-    if stored.facts["units"] != _signature(units):
+    before = {unit.name: unit for unit in _units_of(scanned, source.form)}
+    if stored.header["stamps"] != _stamps_digest(source.form.units(source.folder, before)):
         return None
-    facts = stored.facts
+    tables = _read_table(stored, "training"), _read_table(stored, "validation")
     return Index(
-        form.KIND, folder, tuple(facts["classes"]), _table(stored, "training"), _table(stored, "validation"),
-        tuple(facts["notes"]),
-    )  # fmt: skip
-
-
-def _keep_index(path: Path, index: Index, units: Sequence[Unit]) -> None:
-    facts = {"version": VERSION, "units": _signature(units), "classes": index.classes, "notes": index.notes}
-    arrays: dict[str, NDArray[Any]] = {}
-    for split in ("training", "validation"):
-        table: Table = getattr(index, split)
-        arrays |= {f"{split}.rows": table.rows, f"{split}.objects": table.objects}
-        for texts in ("shards", "keys"):
-            strings: Strings = getattr(table, texts)
-            arrays |= {f"{split}.{texts}": strings.blob, f"{split}.{texts}.ends": strings.ends}
-    file.write(path, facts, arrays)
-
-
-def _table(stored: file.Stored, split: str) -> Table:
-    return Table(
-        stored.arrays[f"{split}.rows"],
-        _strings(stored, f"{split}.shards"),
-        _strings(stored, f"{split}.keys"),
-        stored.arrays[f"{split}.objects"],
+        source.form.KIND, source.folder, tuple(stored.header["classes"]), *tables, tuple(stored.header["notes"])
     )
 
 
-def _strings(stored: file.Stored, name: str) -> Strings:
+def _write_index(path: Path, index: Index, units: Sequence[ScanUnit]) -> None:
+    header = {"version": INDEX_VERSION, "stamps": _stamps_digest(units)}
+    header |= {"classes": index.classes, "notes": index.notes}
+    arrays: dict[str, NDArray[Any]] = {}
+    for split, table in (("training", index.training), ("validation", index.validation)):
+        arrays |= {f"{split}.rows": table.rows, f"{split}.objects": table.objects}
+        arrays |= _string_arrays(f"{split}.shards", table.shards) | _string_arrays(f"{split}.keys", table.keys)
+    file.write_arrays(path, header, arrays)
+
+
+def _read_table(stored: file.ArrayFile, split: str) -> Table:
+    rows, objects = stored.arrays[f"{split}.rows"], stored.arrays[f"{split}.objects"]
+    return Table(rows, _strings(stored, f"{split}.shards"), _strings(stored, f"{split}.keys"), objects)
+
+
+def _string_arrays(name: str, strings: Strings) -> dict[str, NDArray[Any]]:
+    return {name: strings.blob, f"{name}.ends": strings.ends}
+
+
+def _strings(stored: file.ArrayFile, name: str) -> Strings:
     return Strings(stored.arrays[name], stored.arrays[f"{name}.ends"])
 
 
-def _keep_scan(place: Path, form: Format, units: Sequence[Unit], founds: Sequence[Found]) -> None:
-    """What was found, as it was found: whatever the settings, a changed unit alone is then scanned again."""
+def _write_scan(form: Format, index_folder: Path, units: Sequence[ScanUnit], images: Sequence[UnitImages]) -> None:
+    """Write what the scan found, before settings apply: later only changed units are scanned, whatever the settings."""
     described = [
-        [
-            unit.name,
-            unit.part,
-            unit.stamp,
-            unit.below,
-            len(found.rows),
-            len(found.shards),
-            len(found.objects),
-            found.names,
-            found.left_out,
-        ]
-        for unit, found in zip(units, founds, strict=True)
-    ]
-    shards, keys = (Strings.joined([_packed(getattr(found, name)) for found in founds]) for name in ("shards", "keys"))
-    file.write(
-        place / "scan.bin",
-        {"version": VERSION, "kind": form.KIND, "units": described},
-        {
-            "rows": np.concatenate([found.rows for found in founds]),
-            "objects": np.concatenate([found.objects for found in founds]),
-            "shards": shards.blob, "shards.ends": shards.ends, "keys": keys.blob, "keys.ends": keys.ends,
-        },
-    )  # fmt: skip
+        [unit.name, unit.split, unit.stamp, unit.subfolders, len(one.rows), len(one.shards), len(one.objects),
+         one.names, one.skipped]
+        for unit, one in zip(units, images, strict=True)
+    ]  # fmt: skip
+    rows = np.concatenate([one.rows for one in images])
+    objects = np.concatenate([one.objects for one in images])
+    shards, keys = (Strings.joined([_as_strings(getattr(one, name)) for one in images]) for name in ("shards", "keys"))
+    file.write_arrays(
+        index_folder / _SCAN,
+        {"version": INDEX_VERSION, "kind": form.KIND, "units": described},
+        {"rows": rows, "objects": objects, **_string_arrays("shards", shards), **_string_arrays("keys", keys)},
+    )
 
 
-def _units(scanned: file.Stored, form: Format) -> list[Unit]:
-    if scanned.facts.get("version") != VERSION or scanned.facts.get("kind") != form.KIND:
+def _units_of(scanned: file.ArrayFile, form: Format) -> list[ScanUnit]:
+    if scanned.header.get("version") != INDEX_VERSION or scanned.header.get("kind") != form.KIND:
         return []
     return [
-        Unit(name, part, (stamp[0], stamp[1]), tuple(below)) for name, part, stamp, below, *_ in scanned.facts["units"]
+        ScanUnit(name, split, (stamp[0], stamp[1]), tuple(subfolders))
+        for name, split, stamp, subfolders, *_ in scanned.header["units"]
     ]
 
 
-def _last_scan(place: Path, form: Format) -> dict[str, tuple[Unit, Found]]:
-    """Every unit of the last scan and what was in it."""
-    scanned = file.read(place / "scan.bin")
+def _read_scan(form: Format, index_folder: Path) -> dict[str, tuple[ScanUnit, UnitImages]]:
+    """Every unit of the last scan and its images, by name."""
+    scanned = file.read_arrays(index_folder / _SCAN)
     if scanned is None:
         return {}
-    known, row, shard, thing = {}, 0, 0, 0
-    for unit, said in zip(units := _units(scanned, form), scanned.facts["units"][: len(units)], strict=True):
-        rows, shards, objects, names, left_out = said[4:]
-        known[unit.name] = (
+    # The images of all units are concatenated in the file; the header has the counts of each unit.
+    by_name, row, shard, thing = {}, 0, 0, 0
+    units = _units_of(scanned, form)
+    for unit, described in zip(units, scanned.header["units"][: len(units)], strict=True):
+        rows, shards, objects, names, skipped = described[4:]
+        by_name[unit.name] = (
             unit,
-            Found(
+            UnitImages(
                 scanned.arrays["rows"][row : row + rows],
-                _some(_strings(scanned, "shards"), shard, shards),
-                _some(_strings(scanned, "keys"), row, rows),
+                _strings(scanned, "shards").slice(shard, shards),
+                _strings(scanned, "keys").slice(row, rows),
                 scanned.arrays["objects"][thing : thing + objects],
                 tuple(names),
-                left_out,
+                skipped,
             ),
         )
         row, shard, thing = row + rows, shard + shards, thing + objects
-    return known
-
-
-def _some(texts: Strings, first: int, count: int) -> Strings:
-    start = int(texts.ends[first - 1]) if first else 0
-    ends = texts.ends[first : first + count] - np.uint64(start)
-    return Strings(texts.blob[start : start + int(ends[-1]) if count else start], ends)
+    return by_name

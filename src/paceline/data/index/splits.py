@@ -1,4 +1,4 @@
-"""Puts what was found in every unit together: classes, splits, and one order for all formats."""
+"""Puts the images of all scan units together: class numbers, splits, and one order for all formats."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import keyed
-from paceline.data.index.formats import UNLABELED, Format, Found, Unit, some_of
+from paceline.data.index.formats import UNLABELED, Format, ScanUnit, UnitImages, first_few
 from paceline.data.index.formats.folder import KIND as FOLDER
-from paceline.data.index.labels import Labels, check_strays, class_names, label_images, read_labels
+from paceline.data.index.labels import Labels, check_label_range, class_names, label_images, read_labels
 from paceline.data.index.table import Flag, Index, Objects, Rows, Strings, Table
 from paceline.errors import DataError
 from paceline.settings.data import Files
 
-Chosen = NDArray[np.bool_]
+Mask = NDArray[np.bool_]
 
-ALL = 1.0
-"""The share `data.validation` of data that are only judged: their validation part, or all where there is none."""
+
+class EvaluationFiles(Files):
+    """Images that are only evaluated: the validation split of a folder, or everything in it where there is none."""
 
 
 @dataclass(frozen=True)
-class _Pool:
-    """All images, in the order of the units."""
+class _Images:
+    """All images, in the order of the scan units."""
 
     rows: Rows
     shards: list[str]
@@ -33,173 +34,188 @@ class _Pool:
     objects: Objects
 
 
-def assemble(form: Format, data: Files, folder: Path, units: Sequence[Unit], founds: Sequence[Found]) -> Index:
-    """The index of a data set, from everything that its units hold."""
-    pool = _pool(founds)
-    judged = np.repeat([unit.part == "validation" for unit in units], [len(found.rows) for found in founds])
-    if judged.all() and data.validation != ALL:
+def assemble_index(
+    form: Format, data: Files, folder: Path, units: Sequence[ScanUnit], found: Sequence[UnitImages], whole: bool
+) -> Index:
+    """Build an index from the images of all units; `whole` keeps data without a validation split in one piece."""
+    images = _concatenate(found)
+    evaluate_only = isinstance(data, EvaluationFiles)
+    validation = np.repeat([unit.split == "validation" for unit in units], [len(one.rows) for one in found])
+    if validation.all() and not evaluate_only:
         raise DataError(f"{folder}: there are no training images; add them in train/, or as train-*")
     first = form.FIRST_LABEL if data.first_label is None else data.first_label
-    labels = label_images(founds, read_labels(data, folder), first)
-    kept, notes = _without_strangers(form, labels, judged, folder, units)
-    if data.validation == ALL and judged.any():
-        kept, notes = kept & judged, (*notes, f"{folder}: its validation part is judged, and no other")
-    # Classes are those of everything that may be trained on, so that a smaller share has the same numbers.
-    own = form.classes(folder)
-    names = data.class_names or class_names(labels, ~judged & kept, own, data, first, folder)
-    final = _numbered(_by_name(labels, own) if data.class_names and own else labels, names, data, folder, pool, kept)
-    for what, chosen in (("training", ~judged & kept), ("validation", judged & kept)):
-        place = str(folder) if data.validation == ALL else f"{folder}: {what} part"
-        check_strays(final[chosen], len(names), first, place, named=data.class_names is not None)
-    pool.rows["label"] = final
-    pool.rows["flags"] |= np.where((final < 0) | (final >= len(names)), int(Flag.OTHER_LABEL), 0).astype(np.uint16)
-    training, validation = _parts(data, folder, pool, judged, kept)
-    return Index(
-        form.KIND, folder, names, _table(pool, training), _table(pool, validation), (*notes, *form.notes(units, founds))
-    )
+    labels = label_images(found, read_labels(data, folder), first)
+    labeled, notes = _exclude_unlabeled(form, labels, validation, folder, units)
+    if evaluate_only and validation.any():
+        labeled, notes = labeled & validation, (*notes, f"{folder}: only its validation split is evaluated")
+    # Classes are those of all images that could be trained on, so that a smaller data.fraction has the same numbers.
+    stored_names = form.classes(folder)
+    names = data.class_names or class_names(labels, ~validation & labeled, stored_names, data, first, folder)
+    if data.class_names and stored_names:
+        labels = _by_name(labels, stored_names)
+    numbers = _class_numbers(labels, names, data, folder, images, labeled)
+    for split, mask in (("training", ~validation & labeled), ("validation", validation & labeled)):
+        where = str(folder) if evaluate_only else f"{folder}: {split} split"
+        check_label_range(numbers[mask], len(names), first, where, named=data.class_names is not None)
+    images.rows["label"] = numbers
+    outside = (numbers < 0) | (numbers >= len(names))
+    images.rows["flags"] |= np.where(outside, int(Flag.OTHER_LABEL), 0).astype(np.uint16)
+    training, validation = _split_masks(data, folder, images, validation, labeled, whole)
+    tables = _table(images, training), _table(images, validation)
+    return Index(form.KIND, folder, names, *tables, (*notes, *form.notes(units, found)))
 
 
-def _pool(founds: Sequence[Found]) -> _Pool:
-    parts, shards, objects = [], 0, 0
-    for found in founds:
-        rows = found.rows.copy()
+def _concatenate(found: Sequence[UnitImages]) -> _Images:
+    all_rows, shards, objects = [], 0, 0
+    for unit_images in found:
+        rows = unit_images.rows.copy()
+        # Rows count into the shards and objects of their unit; in the concatenation those of earlier units come first.
         rows["shard"] += shards
         rows["first_object"] += objects
-        shards, objects = shards + len(found.shards), objects + len(found.objects)
-        parts.append(rows)
-    return _Pool(
-        np.concatenate(parts),
-        [name for found in founds for name in found.shards],
-        [key for found in founds for key in found.keys],
-        np.concatenate([found.objects for found in founds]),
+        shards, objects = shards + len(unit_images.shards), objects + len(unit_images.objects)
+        all_rows.append(rows)
+    return _Images(
+        np.concatenate(all_rows),
+        [name for unit_images in found for name in unit_images.shards],
+        [key for unit_images in found for key in unit_images.keys],
+        np.concatenate([unit_images.objects for unit_images in found]),
     )
 
 
-def _without_strangers(
-    form: Format, labels: Labels, judged: Chosen, folder: Path, units: Sequence[Unit]
-) -> tuple[Chosen, tuple[str, ...]]:
-    """Among class folders, images that lie in none and have no label are none of the data set."""
-    unknown = (labels.named < 0) & (labels.numbers == UNLABELED)
+def _exclude_unlabeled(
+    form: Format, labels: Labels, validation: Mask, folder: Path, units: Sequence[ScanUnit]
+) -> tuple[Mask, tuple[str, ...]]:
+    """Among class folders, images that lie in none and have no label do not belong to the data set."""
+    unlabeled = (labels.named < 0) & (labels.numbers == UNLABELED)
     if not labels.names or form.KIND != FOLDER:
-        return np.ones(len(unknown), np.bool_), ()
-    for what, part in (("training", ~judged), ("validation", judged)):
-        if part.any() and unknown[part].all():
+        return np.ones(len(unlabeled), np.bool_), ()
+    for split, mask in (("training", ~validation), ("validation", validation)):
+        if mask.any() and unlabeled[mask].all():
             remedy = "put them there, or write data.labels=FILE with lines of 'file,class'"
-            if what == "validation":
-                trained = folder / next(unit.name for unit in units if unit.part == "training")
+            if split == "validation":
+                trained = folder / next(unit.name for unit in units if unit.split == "training")
                 remedy += f", or leave them out: --data {trained} data.validation=10%"
-            raise DataError(f"{folder}: the images of the {what} part lie in no class folders; {remedy}")
-    count = int(unknown.sum())
-    return ~unknown, (f"{count:,} images outside class folders are left out",) if count else ()
+            raise DataError(f"{folder}: the {split} images lie in no class folders; {remedy}")
+    count = int(unlabeled.sum())
+    return ~unlabeled, (f"{count:,} images outside class folders are skipped",) if count else ()
 
 
-def _parts(data: Files, folder: Path, pool: _Pool, judged: Chosen, kept: Chosen) -> tuple[Chosen, Chosen]:
-    """What is trained on and what is judged; shares are chosen by keys and labels alone, alike in every format.
+def _split_masks(
+    data: Files, folder: Path, images: _Images, validation: Mask, labeled: Mask, whole: bool
+) -> tuple[Mask, Mask]:
+    """Which images are trained on and which are validated; the choice depends on keys and labels alone, in any format.
 
-    Each class gives its share, to the nearest image: to be judged at least one, where it has two, and never all of
-    them; to be used at least one. A share of 0 of data that stay whole judges nothing.
+    Each class gives its fraction, to the nearest image: for validation at least one where it has two, and never all;
+    for data.fraction at least one.
     """
-    if data.validation == ALL:
-        return np.zeros_like(kept), kept
-    if data.validation is None and not judged.any():
+    if isinstance(data, EvaluationFiles):
+        return np.zeros_like(labeled), labeled
+    if data.validation is None and not validation.any() and not whole:
         raise DataError(
-            f"{folder}: there are no validation images; add a validation part (val/ beside train/, or val-*), or write "
-            f"data.validation=10% to judge a tenth of the images"
+            f"{folder}: there are no validation images; add a validation split (val/ beside train/, or val-*), or "
+            f"write data.validation=10% to validate on a tenth of the images"
         )
-    if data.validation is not None and judged.any():
-        raise DataError(f"{folder}: the data have a validation part of their own; leave data.validation out")
-    if data.validation:
-        judged = _share(pool, kept, kept, "validation", data.validation, whole=False)
-        if not judged.any():
-            raise DataError(f"{folder}: no class has two images, so none can be put aside to be judged; add images")
-    training, validation = ~judged & kept, judged & kept
+    if data.validation is not None and validation.any():
+        raise DataError(f"{folder}: the data have a validation split of their own; leave data.validation out")
+    if data.validation is not None:
+        validation = _sample_classes(images, labeled, labeled, "validation", data.validation, leave_one=True)
+        if not validation.any():
+            raise DataError(f"{folder}: no class has two images, so none can be set aside for validation; add images")
+    training, validation = ~validation & labeled, validation & labeled
     if data.fraction < 1:
-        training = _share(pool, kept, training, "use", data.fraction, whole=True)
+        training = _sample_classes(images, labeled, training, "use", data.fraction, leave_one=False)
     return training, validation
 
 
-def _share(pool: _Pool, kept: Chosen, among: Chosen, purpose: str, share: float, whole: bool) -> Chosen:
-    """Of each class among these the share with the smallest chances, at least one, and all of them only if `whole`."""
-    order = _ranked(pool, np.flatnonzero(kept))
-    chances = _chances(pool, order, purpose)[among[order]]
-    order = order[among[order]]
-    # Labels outside the classes are one class more: which of them it is, not every format knows.
-    outside = pool.rows["flags"][order] & int(Flag.OTHER_LABEL) > 0
-    labels = np.where(outside, -1, pool.rows["label"][order])
-    by_class = np.lexsort((chances, labels))
+def _sample_classes(
+    images: _Images, labeled: Mask, candidates: Mask, purpose: str, fraction: float, leave_one: bool
+) -> Mask:
+    """Choose a fraction of each class, at least one image of it, and where `leave_one` says so never all of them."""
+    # Every labeled image has its number before the candidates are picked out, so that it does not depend on them.
+    order = _sorted(images, np.flatnonzero(labeled))
+    draws = _draws(images, order, purpose)[candidates[order]]
+    order = order[candidates[order]]
+    # Labels outside the classes count as one more class, since not every format can tell them apart.
+    outside = images.rows["flags"][order] & int(Flag.OTHER_LABEL) > 0
+    labels = np.where(outside, -1, images.rows["label"][order])
+    # Sorted by class, and inside a class by draw: the first images of each class are the chosen ones.
+    by_class = np.lexsort((draws, labels))
     _, firsts, counts = np.unique(labels[by_class], return_index=True, return_counts=True)
-    taken = np.minimum(np.maximum(np.rint(share * counts), 1), counts if whole else counts - 1)
-    places = np.arange(len(by_class)) - np.repeat(firsts, counts)
-    chosen = np.zeros(len(kept), np.bool_)
-    chosen[order[by_class[places < np.repeat(taken, counts)]]] = True
+    chosen_counts = np.minimum(np.maximum(np.rint(fraction * counts), 1), counts - 1 if leave_one else counts)
+    rank_in_class = np.arange(len(by_class)) - np.repeat(firsts, counts)
+    chosen = np.zeros(len(labeled), np.bool_)
+    chosen[order[by_class[rank_in_class < np.repeat(chosen_counts, counts)]]] = True
     return chosen
 
 
-def _chances(pool: _Pool, ranked: NDArray[np.int64], purpose: str) -> NDArray[np.float64]:
-    """A number in [0, 1) for every image, by its key alone; further images with the same key have their own."""
+def _draws(images: _Images, order: NDArray[np.int64], purpose: str) -> NDArray[np.float64]:
+    """A number in [0, 1) for every image, keyed by its name alone; further images of the same name have their own."""
     seen: dict[str, int] = {}
-    chances = np.ones(len(ranked))
-    for place, number in enumerate(ranked):
-        key = pool.keys[number]
+    draws = np.ones(len(order))
+    for position, image in enumerate(order):
+        key = images.keys[image]
         before = seen.get(key, 0)
         seen[key] = before + 1
         text = key.encode("utf-8", "backslashreplace").decode()
-        chances[place] = keyed.key(0, f"data.{purpose}", text, *([before] if before else [])) / 2.0**64
-    return chances
+        draws[position] = keyed.key(0, f"data.{purpose}", text, *([before] if before else [])) / 2.0**64
+    return draws
 
 
 def _by_name(labels: Labels, names: tuple[str, ...]) -> Labels:
-    """The same with names where images have the numbers of classes whose names are known."""
-    known = (labels.numbers >= 0) & (labels.numbers < len(names))
-    named = np.where(known, labels.numbers + len(labels.names), labels.named)
-    return Labels([*labels.names, *names], named, np.where(known, UNLABELED, labels.numbers))
+    """Give names to images that are labeled by the numbers of classes whose names the format stores."""
+    nameable = (labels.numbers >= 0) & (labels.numbers < len(names))
+    # The stored names are appended to the list, so number n becomes the name at len(labels.names) + n.
+    named = np.where(nameable, labels.numbers + len(labels.names), labels.named)
+    return Labels([*labels.names, *names], named, np.where(nameable, UNLABELED, labels.numbers))
 
 
-def _numbered(
-    labels: Labels, names: tuple[str, ...], data: Files, folder: Path, pool: _Pool, kept: Chosen
+def _class_numbers(
+    labels: Labels, names: tuple[str, ...], data: Files, folder: Path, images: _Images, labeled: Mask
 ) -> NDArray[np.int64]:
-    """Every image's class number; a class name that training does not have is a fault of the data."""
-    numbers = {name: number for number, name in enumerate(names)}
-    table = np.array([numbers.get(name, -1) for name in labels.names] + [UNLABELED], np.int64)
-    final = np.where(labels.named >= 0, table[labels.named], labels.numbers)
-    strange = kept & (labels.named >= 0) & (final < 0)
-    if strange.any():
-        where = int(strange.argmax())
-        name = labels.names[int(labels.named[where])]
-        shard = pool.shards[int(pool.rows["shard"][where])]
+    """The class number of every image; a class name without training images is a fault of the data."""
+    number_of = {name: number for number, name in enumerate(names)}
+    # Images without a name have -1 in labels.named, which picks the extra last entry; np.where then ignores it.
+    table = np.array([number_of.get(name, -1) for name in labels.names] + [UNLABELED], np.int64)
+    numbers = np.where(labels.named >= 0, table[labels.named], labels.numbers)
+    unknown = labeled & (labels.named >= 0) & (numbers < 0)
+    if unknown.any():
+        image = int(unknown.argmax())
+        name = labels.names[int(labels.named[image])]
+        path = folder / images.shards[int(images.rows["shard"][image])]
         if data.class_names:
-            mended = "" if data.validation == ALL else ", or mend data.class_names"
-            raise DataError(
-                f"{folder / shard}: class '{name}' is none of {some_of(names)}; rename it, or remove it{mended}"
-            )
-        raise DataError(f"{folder / shard}: class '{name}' has no training images; remove it, or add it to training")
-    return np.clip(final, UNLABELED, 2**31 - 1)
+            other = "" if isinstance(data, EvaluationFiles) else ", or correct data.class_names"
+            raise DataError(f"{path}: class '{name}' is not one of {first_few(names)}; rename or remove it{other}")
+        raise DataError(f"{path}: class '{name}' has no training images; remove it, or add it to training")
+    return np.clip(numbers, UNLABELED, 2**31 - 1)
 
 
-def _ranked(pool: _Pool, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The order of all formats: by key, then by label, then by where the image is."""
-    keys = {key: rank for rank, key in enumerate(sorted({pool.keys[number] for number in numbers}))}
-    by_key = np.fromiter((keys[pool.keys[number]] for number in numbers), np.int64, len(numbers))
-    paths = np.argsort(np.argsort(np.array(pool.shards, object), kind="stable"))
-    rows = pool.rows[numbers]
-    return numbers[np.lexsort((rows["offset"], paths[rows["shard"]], rows["label"], by_key))]
+def _sorted(images: _Images, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Sort images as every format sorts them: by key, then by label, then by path and offset."""
+    keys = {key: rank for rank, key in enumerate(sorted({images.keys[index] for index in indices}))}
+    by_key = np.fromiter((keys[images.keys[index]] for index in indices), np.int64, len(indices))
+    path_ranks = np.argsort(np.argsort(np.array(images.shards, object), kind="stable"))  # sorting twice gives ranks
+    rows = images.rows[indices]
+    # lexsort takes the most important key last.
+    return indices[np.lexsort((rows["offset"], path_ranks[rows["shard"]], rows["label"], by_key))]
 
 
-def _table(pool: _Pool, chosen: Chosen) -> Table:
-    """The rows of one split in their order, with the shards and objects that they speak of."""
-    order = _ranked(pool, np.flatnonzero(chosen))
-    rows = pool.rows[order]
+def _table(images: _Images, mask: Mask) -> Table:
+    """The sorted rows of one split, with only the shards and objects that they refer to."""
+    order = _sorted(images, np.flatnonzero(mask))
+    rows = images.rows[order]
     used = np.unique(rows["shard"])
-    by_path = sorted(range(len(used)), key=lambda place: pool.shards[int(used[place])])
-    renumbered = np.zeros(len(pool.shards), np.uint32)
-    renumbered[used[by_path]] = np.arange(len(used), dtype=np.uint32)
+    by_path = sorted(range(len(used)), key=lambda index: images.shards[int(used[index])])
+    new_shards = np.zeros(len(images.shards), np.uint32)
+    new_shards[used[by_path]] = np.arange(len(used), dtype=np.uint32)
+    # The objects of the rows are packed in the order of the rows: row i takes counts[i] objects from its old first one
+    # on, and its new first one is the sum of the counts before it.
     counts = rows["objects"].astype(np.int64)
     firsts = np.cumsum(counts) - counts
     source = np.repeat(rows["first_object"].astype(np.int64) - firsts, counts) + np.arange(counts.sum())
-    rows["shard"], rows["first_object"] = renumbered[rows["shard"]], np.where(counts > 0, firsts, 0)
+    rows["shard"], rows["first_object"] = new_shards[rows["shard"]], np.where(counts > 0, firsts, 0)
     return Table(
         rows,
-        Strings.of(pool.shards[int(used[place])] for place in by_path),
-        Strings.of(pool.keys[number] for number in order),
-        pool.objects[source],
+        Strings.of(images.shards[int(used[index])] for index in by_path),
+        Strings.of(images.keys[index] for index in order),
+        images.objects[source],
     )

@@ -1,4 +1,4 @@
-"""How many images a second this machine reads, decodes, prepares and sends to its device, each measured apart."""
+"""Measures how many images a second this machine reads, decodes, loads and copies to its device."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from paceline.data.load.order import training_order
 from paceline.data.load.quarantine import Quarantine
 from paceline.data.load.workers import server, start_worker
 from paceline.data.pack import shards
-from paceline.data.pack.transcode import Smaller
-from paceline.data.pack.writer import make_pack
+from paceline.data.pack.transcode import LossyPreset
+from paceline.data.pack.writer import write_pack
 from paceline.errors import DataError
 from paceline.planning import Plan
+from paceline.progress import Progress
 from paceline.settings.data import Files
 from paceline.settings.placement import MOST_THREADS
 
@@ -37,21 +38,21 @@ Stage = Literal["read", "decode"]
 STAGES: tuple[Stage, Stage] = ("read", "decode")
 CPU = torch.device("cpu")
 WARM = 3.0
-"""Seconds at most from the first batch of a loader until its rate is measured: processes take a while to be there."""
+"""Seconds at most from the first batch of a loader until its rate is measured: processes take a while to start."""
 PATIENCE = 10.0
-"""Seconds at most until a worker that is told to end does."""
+"""Seconds at most until a worker that was told to end has ended."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Images a second on so many threads; each includes what comes before it."""
+    """Images a second on so many threads; each rate includes the work of those before it."""
 
     threads: int
     read: float
     decode: float
-    """As much of each image is decoded as the loader decodes of it: all, or the tiles under the crop."""
+    """Only what the loader decodes of an image is decoded: all, or the tiles under the crop."""
     whole: float
-    """Read, decoded, cropped, resized and mirrored into a batch: all that the loader does on the host."""
+    """Read, decoded, cropped, resized and flipped into a batch: all that the loader does on the host."""
 
     @property
     def limit(self) -> str:
@@ -66,7 +67,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Sample:
-    """Some training images of a data set as a data set of their own, and the plan to load them by."""
+    """Some training images as a data set of their own, and the plan to load them by."""
 
     plan: Plan
     folder: Path
@@ -74,46 +75,46 @@ class Sample:
 
     @classmethod
     def of(cls, plan: Plan, index: Index, images: int, folder: Path) -> Sample:
-        """The first images of the endless list, indexed in a new folder; they stay where they are."""
-        firsts = np.arange(min(images, plan.epoch_images), dtype=np.int64)
-        numbers = np.sort(training_order(plan).images(firsts))
+        """Index the first images of the endless list in a new folder; the images stay where they are."""
+        positions = np.arange(min(images, plan.epoch_images), dtype=np.int64)
+        chosen = np.sort(training_order(plan).images(positions))
         table = index.training
-        numbers = numbers[(table.rows["flags"][numbers] & Flag.OTHER_LABEL) == 0]
-        if not len(numbers):
+        chosen = chosen[(table.rows["flags"][chosen] & Flag.OTHER_LABEL) == 0]
+        if not len(chosen):
             raise DataError(f"{index.folder}: none of the first {images:,} training images has a label of a class")
         folder.mkdir(parents=True)
-        # The index of a pack whose shards are the data set's own files: a path from the root leads there from anywhere.
+        # The index of a pack whose shards are the data set's own files, by absolute paths.
         paths = Strings.of(str(index.folder.resolve() / name) for name in table.shards)
-        keys = Strings.of(table.keys[number] for number in numbers.tolist())
-        few, checks = Table(table.rows[numbers], paths, keys, table.objects), np.zeros(len(numbers), np.uint32)
-        shards.write_part(folder, shards.Packed("all", index.classes, few, checks))
-        return cls._warm(plan, folder, len(numbers))
+        keys = Strings.of(table.keys[image] for image in chosen.tolist())
+        few, checksums = Table(table.rows[chosen], paths, keys, table.objects), np.zeros(len(chosen), np.uint32)
+        shards.write_split(folder, shards.PackedSplit("all", index.classes, few, checksums))
+        return cls._warm(plan, folder, len(chosen))
 
     @classmethod
     def _warm(cls, plan: Plan, folder: Path, images: int) -> Sample:
         """Read every image once, so that later reads come from memory."""
-        made = cls(plan, folder, images)
-        split, _ = made.open()
-        for number in range(split.count):
-            split.read(number)
-        return made
+        sample = cls(plan, folder, images)
+        split, _ = sample.open()
+        for image in range(split.count):
+            split.read(image)
+        return sample
 
     def open(self) -> tuple[ImageFiles, ImageFiles]:
-        """The images, to be trained on and to be judged."""
-        table, cache = shards.read_part(self.folder, "all").table, Cache(0)
+        """The images, as a training and as a validation split."""
+        table, cache = shards.read_split(self.folder, "all").table, Cache(0)
         return ImageFiles(table, self.folder, "training", cache), ImageFiles(table, self.folder, "validation", cache)
 
     def packed(
-        self, out: Path, smaller: Smaller | None, processes: int | None = None, tell: shards.Tell | None = None
+        self, out: Path, preset: LossyPreset | None, processes: int | None = None, progress: Progress | None = None
     ) -> Sample:
-        """The same images in a pack that is made for them."""
-        part = shards.read_part(self.folder, "all")
-        nothing = Table(part.table.rows[:0], Strings.of([]), Strings.of([]), part.table.objects[:0])
-        make_pack(Index("pack", self.folder, part.classes, part.table, nothing), out, smaller, processes, tell)
+        """Write these images into a pack of their own."""
+        split = shards.read_split(self.folder, "all")
+        empty = Table(split.table.rows[:0], Strings.of([]), Strings.of([]), split.table.objects[:0])
+        write_pack(Index("pack", self.folder, split.classes, split.table, empty), out, preset, processes, progress)
         return self._warm(self.plan, out, self.images)
 
     def plan_for(self, threads: int, device: str = "cpu", decoder: str | None = None) -> Plan:
-        """The plan of a run on these images alone, whose batches are small but keep all threads busy."""
+        """The plan of a run on these images alone, in batches that are small but keep all threads busy."""
         batch = max(2 * CHUNK, 2 * threads)
         augment = self.plan.recipe.augment.model_copy(update={"side": {}})  # images of full side take the longest
         data = self.plan.data.model_copy(update={"images": self.images})
@@ -127,21 +128,21 @@ class Sample:
         return replace(self.plan, recipe=self.plan.recipe.model_copy(update=changes), placement=placement)
 
 
-def measure(sample: Sample, threads: int, seconds: float) -> Rates:
-    """The rates of a sample on so many threads, each measured for so many seconds."""
+def measure_rates(sample: Sample, threads: int, seconds: float) -> Rates:
+    """Measure the rates of a sample on so many threads, each for so many seconds."""
     with _workers(threads) as pool:
         read, decode = (_rate(pool, sample, stage, threads, seconds) for stage in STAGES)
     return Rates(threads, read, decode, whole=loader_rate(sample, threads, seconds, CPU))
 
 
-def best(rates: Sequence[Rates]) -> Rates:
+def best_rates(rates: Sequence[Rates]) -> Rates:
     """The highest of each rate among several measurements on the same threads."""
     highest = (max(getattr(one, name) for one in rates) for name in ("read", "decode", "whole"))
     return Rates(rates[0].threads, *highest)
 
 
 def _workers(threads: int) -> Executor:
-    """Workers such as the loader would have: threads, or processes."""
+    """Workers like those of the loader: threads, or processes."""
     if threads > MOST_THREADS:
         context = server()
         return ProcessPoolExecutor(threads, context, _begin, (context.Barrier(threads),))
@@ -151,8 +152,8 @@ def _workers(threads: int) -> Executor:
 
 def _rate(pool: Executor, sample: Sample, stage: Stage, threads: int, seconds: float) -> float:
     """How many images a second the workers read or decode, all of them together."""
-    given = [(sample, stage, worker / threads, seconds) for worker in range(threads)]
-    return sum(future.result() for future in [pool.submit(_go_round, *one) for one in given])
+    futures = [pool.submit(_go_round, sample, stage, worker / threads, seconds) for worker in range(threads)]
+    return sum(future.result() for future in futures)
 
 
 _barrier: multiprocessing.synchronize.Barrier | None = None
@@ -165,39 +166,39 @@ def _begin(barrier: multiprocessing.synchronize.Barrier) -> None:
     _barrier = barrier
 
 
-def _go_round(sample: Sample, stage: Stage, where: float, seconds: float) -> float:
-    """Images a second of one worker that goes round the sample, beginning at a share of it."""
+def _go_round(sample: Sample, stage: Stage, start_at: float, seconds: float) -> float:
+    """Images a second of one worker that goes round the sample, starting at a fraction of it."""
     split, _ = sample.open()
     work: Callable[[int], object] = split.read if stage == "read" else _decoding(sample.plan_for(1), split)
     if _barrier is not None:
         _barrier.wait()
-    number, done = int(where * split.count), 0
+    image, done = int(start_at * split.count), 0
     start = time.perf_counter()
     while (took := time.perf_counter() - start) < seconds or not done:
         for _ in range(CHUNK):
-            work(number % split.count)
-            number += 1
+            work(image % split.count)
+            image += 1
         done += CHUNK
     return done / took
 
 
 def _decoding(plan: Plan, split: ImageFiles) -> Callable[[int], None]:
-    """Decodes an image by its number, as much of it as its first crop needs, and resizes nothing."""
+    """A function that decodes as much of an image as its first crop needs, and resizes nothing."""
     assert isinstance(plan.data, Files)
     data, decoder = plan.data, plan.placement.decoder
-    numbers = np.arange(split.count, dtype=np.int64)
-    boxes, _ = TrainingCrops(plan, split, training_order(plan), numbers).boxes(numbers, numbers)
+    images = np.arange(split.count, dtype=np.int64)
+    boxes, _ = TrainingCrops(plan, split, training_order(plan), images).boxes(images, images)
 
-    def decode(number: int) -> None:
-        row = split.table.rows[number]
+    def decode(image: int) -> None:
+        row = split.table.rows[image]
         width, height = int(row["width"]), int(row["height"])
-        top, left, tall, wide = boxes[number].tolist()
-        # A square of the crop's area, which is copied to a place of its own size: nothing is left to resize.
+        top, left, tall, wide = boxes[image].tolist()
+        # A square of the crop's area, copied to an array of its own size: nothing is left to resize.
         side = max(1, min(round((tall * wide) ** 0.5), width, height))
         box = (min(top, height - side), min(left, width - side), side, side)
         with suppress(Undecodable):
             decode_into(
-                split.read(number), int(row["flags"]), width, height, box, False, data.resize,
+                split.read(image), int(row["flags"]), width, height, box, False, data.resize,
                 np.empty((side, side, 3), np.uint8), decoder="pillow" if decoder == "pillow" else "fast",
             )  # fmt: skip
 
@@ -207,7 +208,7 @@ def _decoding(plan: Plan, split: ImageFiles) -> Callable[[int], None]:
 def loader_rate(
     sample: Sample, threads: int, seconds: float, device: torch.device, decoder: str | None = None
 ) -> float:
-    """How many images a second the loader itself delivers to a device, once it has begun."""
+    """Measure how many images a second the loader itself delivers to a device, once it has started."""
     others = {*multiprocessing.active_children()}
     try:
         return _loader_rate(sample, threads, seconds, device, decoder)
@@ -236,17 +237,17 @@ def _loader_rate(sample: Sample, threads: int, seconds: float, device: torch.dev
 
 
 def transfer_rate(plan: Plan, device: torch.device, seconds: float) -> float:
-    """How many images a second are copied to a device, in micro-batches of the plan."""
+    """Measure how many images a second are copied to a device, in micro-batches of the plan."""
     side, pin = plan.facts.side, device.type == "cuda"
-    pictures = torch.zeros((plan.micro_batch, side, side, 3), dtype=torch.uint8, pin_memory=pin)
-    pictures.to(device)
+    images = torch.zeros((plan.micro_batch, side, side, 3), dtype=torch.uint8, pin_memory=pin)
+    images.to(device)
     _wait_for(device)
-    start, images = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds or not images:
-        pictures.to(device, non_blocking=True, copy=True)
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds or not count:
+        images.to(device, non_blocking=True, copy=True)
         _wait_for(device)
-        images += len(pictures)
-    return images / (time.perf_counter() - start)
+        count += len(images)
+    return count / (time.perf_counter() - start)
 
 
 def _wait_for(device: torch.device) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from paceline.data.index.file import cache_folder
 from paceline.data.index.locate import CIFAR_FILES
 from paceline.data.load import shapes
 from paceline.errors import DataError
+from paceline.files import write_whole
 from paceline.numpy_types import Int64s, UInt8s
 from paceline.planning import Plan
 from paceline.settings.data import Cifar, Files, Made, Shapes
@@ -114,9 +114,7 @@ def _keep(path: Path, content: bytes) -> None:
     """Write the cache whole or not at all; a cache that cannot be written is only slower."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
-            part.write(content)
-        Path(part.name).replace(path)
+        write_whole(path, content)
     except OSError:
         return
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from paceline.data.index.file import Memory
+from paceline.data.shared_memory import Memory
 
 _ENTRY = np.dtype([("offset", "<u8"), ("length", "<u8")])
 """Where an image's bytes are, set before they are written; and how many, set once they are there."""

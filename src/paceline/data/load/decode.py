@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
-from paceline.data.index.colors import NoColors, in_colors
-from paceline.data.index.image_header import PILLOW_FORMATS
+from paceline.data.index.image_header import PILLOW_FORMATS, UnknownColors, exif_orientation, to_rgb
 from paceline.data.index.table import Flag
 from paceline.numpy_types import UInt8s
 
@@ -37,7 +36,6 @@ MOST_PIXELS = 1 << 27
 
 _BEGINNINGS = (b"\xff\xd8", b"\x89PNG", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")
 """What images begin with, even where the rest of the header is missing."""
-_ORIENTATION = 0x0112
 _TURNS = {2: (False, False, True), 3: (False, True, True), 4: (False, True, False), 5: (True, False, False),
           6: (True, False, True), 7: (True, True, True), 8: (True, True, False)}  # fmt: skip
 """For each EXIF orientation: whether rows and columns are exchanged, and which of them are then reversed."""
@@ -142,9 +140,9 @@ def _read_with_pillow(encoded: EncodedBytes, width: int, height: int, window: Wi
         try:
             if image.mode == "RGB":
                 image.load()
-            colors = image if image.mode == "RGB" else in_colors(image)
+            colors = image if image.mode == "RGB" else to_rgb(image)
             return np.array(colors.crop((left, top, left + wide, top + tall)))
-        except NoColors as fault:
+        except UnknownColors as fault:
             raise Undecodable(str(fault)) from None
         except Exception as fault:  # noqa: BLE001 - its many readers raise anything
             raise Undecodable(f"Pillow cannot decode it: {str(fault) or type(fault).__name__}") from None
@@ -168,10 +166,8 @@ def _opened(encoded: EncodedBytes) -> Image.Image:
 def _turns_of(encoded: EncodedBytes) -> tuple[bool, bool, bool]:
     """Whether rows and columns are exchanged, and which are then reversed, to see the image upright."""
     with _opened(encoded) as image:
-        if image.format == "TIFF":  # which Pillow turns itself, and older packs call turned
-            return _UPRIGHT
         try:
-            return _TURNS.get(image.getexif().get(_ORIENTATION, 1), _UPRIGHT)
+            return _TURNS.get(exif_orientation(image), _UPRIGHT)
         except Exception:  # noqa: BLE001 - damaged EXIF data says nothing, and the pixels may be good
             return _UPRIGHT
 

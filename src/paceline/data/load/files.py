@@ -35,7 +35,7 @@ from paceline.numpy_types import Bools, Int64s, UInt8s
 from paceline.planning import Plan
 from paceline.settings.data import Files
 from paceline.settings.placement import MOST_THREADS
-from paceline.user_code import own_function
+from paceline.user_code import load_user_code
 
 CHUNK = 8
 """Images that one worker decodes at a time: few enough that a micro-batch keeps every worker busy."""
@@ -58,7 +58,8 @@ class ChunkDecoder:
         assert isinstance(plan.data, Files)
         self._plan, self._data = plan, plan.data
         self._splits = {split.split: split for split in splits}
-        self._own = own_function(plan.recipe.augment.python)
+        name = plan.recipe.augment.python
+        self._own = load_user_code("augment.python", name) if name is not None else None
 
     def __call__(self, chunk: Chunk, out: UInt8s) -> Faults:
         """Decode a chunk into `out`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from paceline.data.index.scan import open_index
 from paceline.data.index.table import Table
 from paceline.data.load.cache import Cache
 from paceline.errors import DataError, ReadFailed
+from paceline.files import read_exactly
 from paceline.numpy_types import Int64s
 from paceline.planning import Plan
 from paceline.settings.data import Files
@@ -56,23 +56,13 @@ class ImageFiles:
     def _read(self, index: int) -> bytes:
         row = self.table.rows[index]
         offset, length = int(row["offset"]), int(row["length"])
-        file = os.open(self.folder / self.table.shards[int(row["shard"])], os.O_RDONLY)
-        try:
-            longer = offset == 0 and os.fstat(file).st_size > length  # a file of its own that was overwritten
-            encoded = os.pread(file, length, offset)
-            while 0 < len(encoded) < length:  # a network file system may give less than was asked for
-                more = os.pread(file, length - len(encoded), offset + len(encoded))
-                if not more:
-                    break
-                encoded += more
-        finally:
-            os.close(file)
-        if len(encoded) < length or longer:
+        path = self.folder / self.table.shards[int(row["shard"])]
+        if offset == 0 and path.stat().st_size > length:  # a file of its own that was overwritten
             raise DataError(
-                f"{self.table.name(index)}: has changed since it was indexed, with {length:,} bytes then; touch its "
-                "folder, and it is indexed again"
+                f"{path}: has more than {length:,} bytes, so it has changed since it was indexed; touch its folder to "
+                "have it indexed again"
             )
-        return encoded
+        return read_exactly(path, offset, length)
 
     def after(self, index: int) -> Iterator[int]:
         """The images that follow one, wrapping around, each once: where a replacement is searched for."""

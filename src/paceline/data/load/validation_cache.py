@@ -57,7 +57,7 @@ class ValidationCache:
 
 def open_validation_cache(data: Files, split: ImageFiles, side: int, decoder: str) -> ValidationCache | None:
     """The cache of a validation set decoded with these settings; None where nothing can be written."""
-    folder = file.lasting_place(split.folder)
+    folder = file.lasting_folder(split.folder)
     if folder is None:
         return None
     rows = hashlib.blake2b(np.ascontiguousarray(split.table.rows).tobytes(), digest_size=8).hexdigest()

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.data.index import file
+from paceline.data.shared_memory import Memory
 from paceline.errors import Broken
 from paceline.numpy_types import Bools, Int64s, UInt8s
 
@@ -179,7 +179,7 @@ class _Shared:
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self.serial = next(_serials)
-        self._memory = file.Memory(self.size)
+        self._memory = Memory(self.size)
         self.path = self._memory.path
         self.memory = np.frombuffer(self._memory.mapped, np.uint8)
         self._copied = torch.cuda.Event() if device.type == "cuda" else None

@@ -1,4 +1,19 @@
-"""JPEG coefficients copied without decoding them: the libjpeg that comes with Pillow, called through ctypes."""
+"""Rewrites a JPEG's entropy coding without touching its coefficients, through the libjpeg that comes with Pillow.
+
+No Python package offers this (it is what `jpegtran` does), so the C library is called through ctypes:
+
+- Which library: the one bundled with Pillow's wheels, else the system's. Nothing is linked at build time.
+- The ABI: libjpeg's caller allocates its structures, and so must know their layout. Only the leading fields that are
+  used here are mirrored (_Errors, _Compress, _Decompress, from jpeglib.h), with room behind them for the rest.
+- The guard: jpeg_CreateCompress and jpeg_CreateDecompress are handed the interface version (62, libjpeg-turbo's
+  default) and the size of the structure, and complain with what they expected. `_size_of` provokes that complaint to
+  learn the true sizes. Any other version makes `available()` false, and packing without loss is refused with a remedy.
+- Errors: libjpeg expects its error callback never to return, which Python cannot do by longjmp. The callback therefore
+  ends the process with status FATAL: pool.py runs `rewrite` in worker processes, and packs such an image as it is.
+- Trust: tiles.retile decodes the result with another decoder and compares every pixel before it uses it.
+
+What to check when Pillow changes its libjpeg: tests/unit/test_tiles.py.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +33,10 @@ ABI = 62
 """The version of libjpeg's interface whose structures are mirrored here."""
 
 FATAL = 70
-"""Exit status of a process in which libjpeg met a fault that it cannot come back from."""
+"""Exit status of a process in which libjpeg met a fault that it cannot recover from."""
 
 _ROOM = 4096
-"""More bytes than any structure of libjpeg has."""
+"""More bytes than any structure of libjpeg takes."""
 
 _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -57,7 +72,7 @@ class _Compress(ctypes.Structure):
         ("width", ctypes.c_uint),
         ("height", ctypes.c_uint),
         ("input_components", ctypes.c_int),
-        ("input_colours", ctypes.c_int),
+        ("input_colors", ctypes.c_int),
         ("gamma", ctypes.c_double),
         ("precision", ctypes.c_int),
         ("components", ctypes.c_int),
@@ -70,7 +85,7 @@ class _Compress(ctypes.Structure):
         ("scan_info", ctypes.c_void_p),
         ("raw", ctypes.c_int),
         ("arithmetic_coding", ctypes.c_int),
-        ("optimise_codes", ctypes.c_int),
+        ("optimize_codes", ctypes.c_int),
         ("cosited", ctypes.c_int),
         ("smoothing", ctypes.c_int),
         ("transform", ctypes.c_int),
@@ -106,12 +121,12 @@ def _library() -> tuple[Any, int, int] | None:
 
 
 def available() -> bool:
-    """Whether pictures can be transcoded on this machine."""
+    """Whether this machine has a libjpeg that `rewrite` can use."""
     return _library() is not None
 
 
 def _size_of(structure: _Compress | _Decompress, library: Any, create: Any, destroy: Any) -> int:
-    """The size of a structure, which libjpeg names when it is told a wrong one; 0 where its version is not ours.
+    """The size of a structure, which libjpeg names when it is given a wrong one; 0 where its version is another.
 
     After that complaint the call goes on, in a buffer that is larger than any of the structures.
     """
@@ -126,7 +141,7 @@ def _size_of(structure: _Compress | _Decompress, library: Any, create: Any, dest
 
 
 def _errors(library: Any, fatal: Any) -> _Errors:
-    """libjpeg's own error handling, but silent, and with another end."""
+    """libjpeg's own error handling, but silent, and with another fatal callback."""
     errors = _Errors()
     library.jpeg_std_error(ctypes.byref(errors))
     errors.error_exit, errors.output_message = fatal, _silent
@@ -137,19 +152,17 @@ _silent = _Callback(lambda _: None)
 _end = _Callback(lambda _: os._exit(FATAL))  # libjpeg may not go on from here, and Python cannot jump out of C
 
 
-def transcode(encoded: bytes, interval: int) -> bytes | None:
-    """The same coefficients as one sequential scan with a restart marker after every `interval` units.
+def rewrite(encoded: bytes, interval: int) -> bytes | None:
+    """Write the same coefficients as one sequential scan with a restart marker after every `interval` units (MCUs).
 
     None where libjpeg warns of damage. Where it cannot go on at all the process ends with status FATAL: call this in a
     worker process.
     """
-    found = _library()
-    assert found is not None, "ask available() first"
-    library, writing, reading = found
-    reading_errors, writing_errors = (
-        _errors(library, _end),
-        _errors(library, _end),
-    )  # starting to write forgets warnings
+    loaded = _library()
+    assert loaded is not None, "ask available() first"
+    library, writing, reading = loaded
+    # One each, because starting to write resets the count of warnings.
+    reading_errors, writing_errors = _errors(library, _end), _errors(library, _end)
     source, target = _Decompress(), _Compress()
     source.errors, target.errors = ctypes.addressof(reading_errors), ctypes.addressof(writing_errors)
     into, out_of = ctypes.byref(target), ctypes.byref(source)
@@ -163,7 +176,7 @@ def transcode(encoded: bytes, interval: int) -> bytes | None:
     library.jpeg_read_header(out_of, 1)
     coefficients = library.jpeg_read_coefficients(out_of)
     library.jpeg_copy_critical_parameters(out_of, into)
-    target.optimise_codes, target.restart_interval = 1, interval
+    target.optimize_codes, target.restart_interval = 1, interval
     library.jpeg_mem_dest(into, ctypes.byref(start), ctypes.byref(size))
     library.jpeg_write_coefficients(into, ctypes.c_void_p(coefficients))
     library.jpeg_finish_compress(into)
@@ -176,7 +189,7 @@ def transcode(encoded: bytes, interval: int) -> bytes | None:
 
 
 def strict_pixels(encoded: bytes) -> NDArray[np.uint8] | None:
-    """The pixels of an undamaged JPEG; None where the decoder finds anything to complain about."""
+    """Decode an undamaged JPEG; None where the decoder has anything to complain about."""
     try:
         pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(encoded, colorspace="RGB", strict=True)
     except ValueError:

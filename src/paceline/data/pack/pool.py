@@ -1,4 +1,4 @@
-"""Worker processes that prepare pictures: each may die of a damaged one, and the pictures still come out in order."""
+"""A pool of processes that transcode images: a damaged image may kill one, and the results still come in order."""
 
 from __future__ import annotations
 
@@ -12,59 +12,62 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 
 from paceline.data.pack import libjpeg
-from paceline.data.pack.transcode import Job, Picture, prepare
+from paceline.data.pack.transcode import PackedImage, SourceImage, transcode
 from paceline.errors import Broken, UserError
 
-_WAITING = 16
-"""Pictures that a worker has been given, so that it never waits for the next."""
+_QUEUED = 16
+"""Images that a worker has in its queue, so that it never waits for the next."""
 _MOST_BYTES = 256 << 20
-"""Bytes of pictures that may be ready before their turn."""
-_DIED_OF_IT = {libjpeg.FATAL, *(-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL))}
-"""How a process ends that a damaged picture has ended."""
+"""Bytes of images that may be ready before their turn."""
+_KILLED_BY_IMAGE = {
+    libjpeg.FATAL,
+    *(-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)),
+}
+"""Exit statuses of a process that a damaged image has killed."""
 
 
 class _Worker:
-    """A process, and the pictures that it has been given and not yet handed back."""
+    """A process, and the images in its queue."""
 
     def __init__(self) -> None:
-        self.given: deque[tuple[int, Job]] = deque()
+        self.queue: deque[tuple[int, SourceImage]] = deque()
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()  # so that reading ends when the process does
 
-    def give(self, number: int, job: Job) -> None:
-        self.given.append((number, job))
+    def submit(self, position: int, image: SourceImage) -> None:
+        self.queue.append((position, image))
         with suppress(BrokenPipeError):  # it has died: that shows when its answer is read
-            self.connection.send(job)
+            self.connection.send(image)
 
-    def take(self) -> tuple[int, Picture] | None:
-        """The next picture; None if the process has died of it."""
+    def receive(self) -> tuple[int, PackedImage] | None:
+        """The next result and its position; None if the process has died."""
         try:
             answer = self.connection.recv()
         except (EOFError, ConnectionResetError):
             self._process.join()
             return None
-        number, _ = self.given.popleft()
+        position, _ = self.queue.popleft()
         if isinstance(answer, UserError):
             raise answer
-        assert isinstance(answer, Picture)
-        return number, answer
+        assert isinstance(answer, PackedImage)
+        return position, answer
 
-    def replacement(self) -> _Worker:
-        """A new worker with the same pictures, of which the first, which ended this one, is kept as it is."""
-        number, job = self.given.popleft()
+    def respawn(self) -> _Worker:
+        """A new worker with the same queue, whose first image, which killed this one, is now packed as it is."""
+        position, image = self.queue.popleft()
         status = self._process.exitcode
-        if status not in _DIED_OF_IT or job.keep:
+        if status not in _KILLED_BY_IMAGE or image.as_it_is:
             raise Broken(
-                f"{job.path}: a worker process ended with status {status} while it had this file; if memory is short, "
-                "start again with a smaller --processes: what is done is kept"
+                f"{image.path}: a worker process ended with status {status} while it had this file; if memory is "
+                "short, start again with a smaller --processes: what is done is kept"
             )
-        new = _Worker()
-        for mine in [(number, replace(job, keep=True)), *self.given]:
-            new.give(*mine)
-        return new
+        worker = _Worker()
+        for entry in [(position, replace(image, as_it_is=True)), *self.queue]:
+            worker.submit(*entry)
+        return worker
 
     def stop(self) -> None:
         self.connection.close()
@@ -77,44 +80,44 @@ def _serve(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when Ctrl-C ends a worker
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
-            job = connection.recv()
+            image = connection.recv()
             try:
-                answer: Picture | UserError = prepare(job)
+                answer: PackedImage | UserError = transcode(image)
             except UserError as fault:
                 answer = fault
             connection.send(answer)
 
 
-def prepared(jobs: Iterable[Job], processes: int | None = None) -> Generator[Picture, None, None]:
-    """Every job's picture, in the order of the jobs."""
+def ordered_pool(images: Iterable[SourceImage], processes: int | None = None) -> Generator[PackedImage, None, None]:
+    """Transcode images in several processes, and yield the results in the order of the images."""
     count = processes or len(
         os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     )
-    todo = enumerate(jobs)
+    remaining = enumerate(images)
     workers = [_Worker() for _ in range(count)]
-    ready: dict[int, Picture] = {}
-    turn, held, exhausted = 0, 0, False
+    ready: dict[int, PackedImage] = {}
+    turn, ready_bytes, exhausted = 0, 0, False
     try:
         while True:
             for worker in workers:
-                while not exhausted and held < _MOST_BYTES and len(worker.given) < _WAITING:
-                    following = next(todo, None)
+                while not exhausted and ready_bytes < _MOST_BYTES and len(worker.queue) < _QUEUED:
+                    following = next(remaining, None)
                     if following is None:
                         exhausted = True
                     else:
-                        worker.give(*following)
-            if not any(worker.given for worker in workers):
+                        worker.submit(*following)
+            if not any(worker.queue for worker in workers):
                 return
-            for connection in wait([worker.connection for worker in workers if worker.given]):
-                place = next(number for number, worker in enumerate(workers) if worker.connection is connection)
-                answer = workers[place].take()
-                if answer is None:
-                    workers[place] = workers[place].replacement()
+            for connection in wait([worker.connection for worker in workers if worker.queue]):
+                index = next(index for index, worker in enumerate(workers) if worker.connection is connection)
+                result = workers[index].receive()
+                if result is None:
+                    workers[index] = workers[index].respawn()
                 else:
-                    ready[answer[0]] = answer[1]
-                    held += len(answer[1].encoded)
+                    ready[result[0]] = result[1]
+                    ready_bytes += len(result[1].encoded)
             while turn in ready:
-                held -= len(ready[turn].encoded)
+                ready_bytes -= len(ready[turn].encoded)
                 yield ready.pop(turn)
                 turn += 1
     finally:

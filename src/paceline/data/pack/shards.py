@@ -1,80 +1,79 @@
-"""Packs: shards with images behind one another, and an index of fixed-width rows that says what and where each is."""
+"""The files of a pack: shards with images one after the other, and for each split an index of where each image is."""
 
 from __future__ import annotations
 
 import json
-import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data.index import file
+from paceline.data.index.formats import SplitName
 from paceline.data.index.table import ROW, Rows, Strings, Table
 from paceline.errors import DataError
+from paceline.files import new_file, read_exactly
+from paceline.progress import Progress
 
-VERSION = 1
+PACK_VERSION = 1
 """Goes up when older versions of Paceline would read a pack wrongly."""
 PLAN = "paceline-pack.json"
-"""The file by which a pack, finished or not, is known, and which says of what it is made."""
-Name = Literal["training", "validation", "all"]
-PARTS: tuple[Name, ...] = ("training", "validation", "all")
-"""The parts that a pack may have; `all` is data without a validation part."""
+"""The file that marks a folder as a pack, finished or not, and says what it is made of."""
+SPLIT_NAMES: tuple[SplitName, ...] = ("training", "validation", "all")
 
-Tell = Callable[[str, int, int], None]
-"""Hears what is being done, how much of it is done, and how much there is."""
-Checks = NDArray[np.uint32]
+Checksums = NDArray[np.uint32]
+"""The CRC-32 of each image's bytes."""
 
 _HEAD = b"paceline pack %03d\n"
 
 
 @dataclass(frozen=True)
-class Packed:
-    """One part of a pack: its images, and the CRC-32 of each one's bytes."""
+class PackedSplit:
+    """One split of a pack: its images and their checksums."""
 
     name: str
     classes: tuple[str, ...]
     table: Table
-    checks: Checks
+    checksums: Checksums
 
 
-def index_file(folder: Path, part: str) -> Path:
-    """Where the index of a part is."""
-    return folder / f"{part}.index"
+def index_path(folder: Path, split: str) -> Path:
+    """The path of a split's index."""
+    return folder / f"{split}.index"
 
 
-def shard_name(part: str, number: int) -> str:
-    """The file of one shard."""
-    return f"{part}-{number:05}.pack"
+def shard_name(split: str, shard: int) -> str:
+    """The file name of one shard."""
+    return f"{split}-{shard:05}.pack"
 
 
-def parts_of(folder: Path) -> list[Name]:
-    """The parts that a folder holds; none where it is no pack, or one that is not finished."""
-    return [part for part in PARTS if index_file(folder, part).is_file()]
+def packed_splits(folder: Path) -> list[SplitName]:
+    """The splits that a pack holds; none where the folder is no pack, or an unfinished one."""
+    return [split for split in SPLIT_NAMES if index_path(folder, split).is_file()]
 
 
-def write_part(folder: Path, part: Packed) -> None:
-    """Write the index of a part, whole or not at all."""
-    file.write(index_file(folder, part.name), _facts(part), _arrays(part))
+def write_split(folder: Path, split: PackedSplit) -> None:
+    """Write the index of a split, whole or not at all."""
+    file.write_arrays(index_path(folder, split.name), _header(split), _arrays(split))
 
 
-def is_written(folder: Path, part: Packed) -> bool:
-    """Whether exactly this index is there, so that nobody need scan it again."""
-    stored = file.read(index_file(folder, part.name))
-    return stored is not None and stored.facts == _facts(part) == _facts(part, stored.arrays)
+def is_written(folder: Path, split: PackedSplit) -> bool:
+    """Whether exactly this index is there already, so that nobody need scan it again."""
+    stored = file.read_arrays(index_path(folder, split.name))
+    return stored is not None and stored.header == _header(split) == _header(split, stored.arrays)
 
 
-def _arrays(part: Packed) -> file.Arrays:
-    table = part.table
+def _arrays(split: PackedSplit) -> file.Arrays:
+    table = split.table
     return {
         "rows": table.rows,
-        "checks": part.checks,
+        "checks": split.checksums,
         "keys": table.keys.blob,
         "key_ends": table.keys.ends,
         "shards": table.shards.blob,
@@ -83,97 +82,78 @@ def _arrays(part: Packed) -> file.Arrays:
     }
 
 
-def _facts(part: Packed, arrays: file.Arrays | None = None) -> dict[str, Any]:
-    """What an index begins with, the last of it a checksum of everything."""
-    said = {"pack": VERSION, "part": part.name, "classes": [*part.classes]}
-    return said | {"check": _check(said, _arrays(part) if arrays is None else arrays)}
+def _header(split: PackedSplit, arrays: file.Arrays | None = None) -> dict[str, Any]:
+    """The header of an index, with a checksum of everything in it."""
+    header = {"pack": PACK_VERSION, "split": split.name, "classes": [*split.classes]}
+    return header | {"check": _checksum(header, _arrays(split) if arrays is None else arrays)}
 
 
-def read_part(folder: Path, name: str) -> Packed:
-    """The index of a part, mapped into memory and checked."""
-    path = index_file(folder, name)
-    stored = file.read(path)
-    if stored is None or "pack" not in stored.facts:
-        raise DataError(f"{path}: this index of a pack is cut or damaged; pack the same images again to mend it")
-    facts, arrays = stored.facts, stored.arrays
-    if facts["pack"] != VERSION:
-        raise DataError(f"{path}: a pack of version {facts['pack']}, this Paceline reads {VERSION}; update Paceline")
-    said = {name: value for name, value in facts.items() if name != "check"}
-    if _check(said, arrays) != facts["check"] or arrays["rows"].dtype != ROW:
-        raise DataError(f"{path}: its checksum is wrong; copy it, or pack the same images, again")
+def read_split(folder: Path, name: str) -> PackedSplit:
+    """Map the index of a split into memory, and check it."""
+    path = index_path(folder, name)
+    stored = file.read_arrays(path)
+    if stored is None or "pack" not in stored.header:
+        raise DataError(
+            f"{path}: this index of a pack is damaged, or of an older Paceline; pack the same images again to mend it"
+        )
+    header, arrays = stored.header, stored.arrays
+    if header["pack"] != PACK_VERSION:
+        raise DataError(
+            f"{path}: a pack of version {header['pack']}, but this Paceline reads {PACK_VERSION}; update Paceline"
+        )
+    unchecked = {name: value for name, value in header.items() if name != "check"}
+    if _checksum(unchecked, arrays) != header["check"] or arrays["rows"].dtype != ROW:
+        raise DataError(f"{path}: its checksum is wrong; copy it again, or pack the same images again")
     keys, shards = Strings(arrays["keys"], arrays["key_ends"]), Strings(arrays["shards"], arrays["shard_ends"])
     table = Table(arrays["rows"], shards, keys, arrays["objects"])
-    return Packed(facts["part"], tuple(facts["classes"]), table, arrays["checks"])
+    return PackedSplit(header["split"], tuple(header["classes"]), table, arrays["checks"])
 
 
-def _check(said: dict[str, Any], arrays: file.Arrays) -> int:
-    check = zlib.crc32(json.dumps(said).encode())
-    for array in arrays.values():
-        check = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b"", check)
-    return check
+def _checksum(header: dict[str, Any], arrays: file.Arrays) -> int:
+    checksum = zlib.crc32(json.dumps(header).encode())
+    for _, array in sorted(arrays.items()):
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b""
+        checksum = zlib.crc32(content, checksum)
+    return checksum
 
 
-class Shard:
-    """A shard that is being written; it gets its name, and its rows beside it, when it is complete and on disk."""
-
-    def __init__(self, folder: Path, part: str, number: int) -> None:
-        self.path = folder / shard_name(part, number)
-        self._begun = self.path.with_suffix(".begun")
-        self._file = self._begun.open("wb")
-        self._file.write(_HEAD % VERSION)
-
-    def __enter__(self) -> Shard:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-        self._begun.unlink(missing_ok=True)
-
-    def add(self, encoded: bytes) -> tuple[int, int]:
-        """Append an image: where it begins, and its CRC-32."""
-        place = self._file.tell()
-        self._file.write(encoded)
-        return place, zlib.crc32(encoded)
-
-    def finish(self, rows: Rows, checks: Checks) -> None:
-        """Make the shard count as complete."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        size = self._file.tell()
-        self._begun.replace(self.path)
-        file.write(_rows_file(self.path), {"pack": VERSION, "bytes": size}, {"rows": rows, "checks": checks})
+@contextmanager
+def new_shard(path: Path) -> Iterator[IO[bytes]]:
+    """Write a shard; it gets its name when it is complete and on disk."""
+    with new_file(path, sync=True) as shard:
+        shard.write(_HEAD % PACK_VERSION)
+        yield shard
 
 
-def _rows_file(shard: Path) -> Path:
-    return shard.with_suffix(".rows")
+def finish_shard(path: Path, rows: Rows, checksums: Checksums) -> None:
+    """Mark a shard as complete by writing its rows beside it."""
+    header = {"pack": PACK_VERSION, "bytes": path.stat().st_size}
+    file.write_arrays(path.with_suffix(".rows"), header, {"rows": rows, "checks": checksums})
 
 
-def finished_shard(folder: Path, part: str, number: int, images: int) -> tuple[Rows, Checks] | None:
-    """The rows and checks of a shard that is complete; None where it must be written again."""
-    path = folder / shard_name(part, number)
-    stored = file.read(_rows_file(path))
-    if stored is None or stored.facts.get("pack") != VERSION or len(stored.arrays["rows"]) != images:
+def finished_shard(path: Path, images: int) -> tuple[Rows, Checksums] | None:
+    """The rows and checksums of a complete shard; None where it must be written again."""
+    stored = file.read_arrays(path.with_suffix(".rows"))
+    if stored is None or stored.header.get("pack") != PACK_VERSION or len(stored.arrays["rows"]) != images:
         return None
-    if not path.is_file() or path.stat().st_size != stored.facts["bytes"]:
+    if not path.is_file() or path.stat().st_size != stored.header["bytes"]:
         return None
     return stored.arrays["rows"], stored.arrays["checks"]
 
 
-def verify(folder: Path, tell: Tell | None = None, threads: int = 4) -> int:
-    """Read every image of a pack and compare its checksum; the number of images, or a DataError that says where."""
-    names = parts_of(folder)
+def verify_pack(folder: Path, progress: Progress | None = None, threads: int = 4) -> int:
+    """Read every image of a pack and compare its checksum; returns the number of images."""
+    names = packed_splits(folder)
     if not names:
         raise DataError(f"{folder}: there is no finished pack here; write one with paceline data pack SOURCE {folder}")
-    parts = [read_part(folder, name) for name in names]
-    total, done, wrong = sum(len(part.table) for part in parts), 0, []
+    splits = [read_split(folder, name) for name in names]
+    total, done, wrong = sum(len(split.table) for split in splits), 0, list[str]()
     with ThreadPoolExecutor(threads) as pool:
-        for looked, bad in pool.map(lambda work: _verify_some(folder, *work), list(_work(parts))):
-            done += looked
+        for count, bad in pool.map(lambda chunk: _verify_chunk(folder, *chunk), list(_chunks(splits))):
+            done += count
             wrong += bad
-            if tell is not None:
-                tell("verifying", done, total)
+            if progress is not None:
+                progress("verifying", done, total)
     if wrong:
         raise DataError(
             f"{folder}: {len(wrong):,} of {total:,} images are not what was packed, the first is {wrong[0]}; remove "
@@ -182,33 +162,24 @@ def verify(folder: Path, tell: Tell | None = None, threads: int = 4) -> int:
     return total
 
 
-def _work(parts: Sequence[Packed], images: int = 1024) -> Iterator[tuple[Packed, int, int]]:
-    for part in parts:
-        for start in range(0, len(part.table), images):
-            yield part, start, min(start + images, len(part.table))
+def _chunks(splits: Sequence[PackedSplit], images: int = 1024) -> Iterator[tuple[PackedSplit, range]]:
+    for split in splits:
+        for start in range(0, len(split.table), images):
+            yield split, range(start, min(start + images, len(split.table)))
 
 
-def _verify_some(folder: Path, part: Packed, start: int, end: int) -> tuple[int, list[str]]:
-    """How many images were looked at, and the names of those that are wrong."""
+def _verify_chunk(folder: Path, split: PackedSplit, images: range) -> tuple[int, list[str]]:
+    """How many images were read, and the names of those that are wrong."""
     wrong = []
-    shard, file = -1, None
-    try:
-        for number in range(start, end):
-            row = part.table.rows[number]
-            if int(row["shard"]) != shard:
-                if file is not None:
-                    file.close()
-                shard = int(row["shard"])
-                path = folder / part.table.shards[shard]
-                try:
-                    file = path.open("rb")
-                except OSError as fault:
-                    raise DataError(f"{path}: cannot be read: {fault.strerror}; pack the same images again") from None
-            assert file is not None
-            file.seek(int(row["offset"]))
-            if zlib.crc32(file.read(int(row["length"]))) != part.checks[number]:
-                wrong.append(part.table.name(number))
-    finally:
-        if file is not None:
-            file.close()
-    return end - start, wrong
+    for image in images:
+        row = split.table.rows[image]
+        path = folder / split.table.shards[int(row["shard"])]
+        try:
+            intact = zlib.crc32(read_exactly(path, int(row["offset"]), int(row["length"]))) == split.checksums[image]
+        except DataError:  # the shard is too short
+            intact = False
+        except OSError as fault:
+            raise DataError(f"{path}: cannot be read: {fault.strerror}; pack the same images again") from None
+        if not intact:
+            wrong.append(split.table.name(image))
+    return len(images), wrong

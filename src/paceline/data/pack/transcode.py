@@ -1,4 +1,4 @@
-"""One picture on its way into a pack: in restart tiles without loss, made smaller, or kept as it is."""
+"""Prepares one image for a pack: split into restart tiles without loss, made smaller, or kept as it is."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.data.index.colors import in_colors
-from paceline.data.index.image_header import PILLOW_FORMATS
+from paceline.data.index.image_header import ORIENTATION, PILLOW_FORMATS, exif_orientation, to_rgb
 from paceline.data.index.table import Flag
 from paceline.data.pack import tiles
 from paceline.errors import DataError
+from paceline.files import read_exactly
 
-_ORIENTATION = 0x0112
-_TILED = _KINDS = Flag.JPEG | Flag.SEQUENTIAL | Flag.TILED
+_TILED = Flag.JPEG | Flag.SEQUENTIAL | Flag.TILED
 _LONGEST_SIDE = 65_500
-"""More pixels a side a JPEG cannot hold."""
+"""A JPEG cannot hold more pixels a side."""
 
 
 @dataclass(frozen=True)
-class Smaller:
-    """A preset that loses detail: the longest side in pixels, and the quality of the JPEG (1 to 100, 4:2:0)."""
+class LossyPreset:
+    """Makes images smaller: the longest side in pixels, and the quality of the JPEG (1 to 100, 4:2:0)."""
 
     max_side: int | None = 500
     quality: int = 90
 
 
 @dataclass(frozen=True)
-class Job:
-    """A picture where it lies, with what the index knows of it."""
+class SourceImage:
+    """An image where it lies, with what the index knows of it, and what to make of it."""
 
     path: str
     offset: int
@@ -37,14 +36,14 @@ class Job:
     width: int
     height: int
     flags: int
-    smaller: Smaller | None = None
-    keep: bool = False
-    """Whether it goes into the pack as it is, whatever it may be."""
+    preset: LossyPreset | None = None
+    as_it_is: bool = False
+    """Whether it goes into the pack unchanged, whatever it may be."""
 
 
 @dataclass(frozen=True)
-class Picture:
-    """What goes into the pack."""
+class PackedImage:
+    """An image as it goes into the pack."""
 
     encoded: bytes
     width: int
@@ -52,41 +51,33 @@ class Picture:
     flags: int
 
 
-def prepare(job: Job) -> Picture:
-    """Read a picture and make of it what a pack holds; a damaged JPEG may end the process."""
-    encoded = read_bytes(Path(job.path), job.offset, job.length)
-    flags = Flag(job.flags)
-    kept = Picture(encoded, job.width, job.height, job.flags)
-    if job.keep or Flag.UNREADABLE in flags:
-        return kept
-    made = _smaller(encoded, job.smaller) if job.smaller else None
-    resized = made is not None and (made.width, made.height) != (job.width, job.height)
-    if made is not None and (resized or len(made.encoded) < len(encoded)):
-        return Picture(made.encoded, made.width, made.height, int(_TILED | (flags & ~_KINDS)))
+def transcode(image: SourceImage) -> PackedImage:
+    """Read an image and turn it into what a pack holds; a damaged JPEG may end the process."""
+    encoded = read_encoded(Path(image.path), image.offset, image.length)
+    flags = Flag(image.flags)
+    unchanged = PackedImage(encoded, image.width, image.height, image.flags)
+    if image.as_it_is or Flag.UNREADABLE in flags:
+        return unchanged
+    smaller = _shrink(encoded, image.preset) if image.preset else None
+    resized = smaller is not None and (smaller.width, smaller.height) != (image.width, image.height)
+    if smaller is not None and (resized or len(smaller.encoded) < len(encoded)):
+        return PackedImage(smaller.encoded, smaller.width, smaller.height, int(_TILED | (flags & ~_TILED)))
     if Flag.JPEG not in flags or Flag.TILED in flags:
-        return kept
+        return unchanged
     tiled = tiles.retile(encoded, keep_exif=Flag.TURNED in flags)
-    return kept if tiled is None else Picture(tiled, job.width, job.height, int(flags | _TILED))
+    return unchanged if tiled is None else PackedImage(tiled, image.width, image.height, int(flags | _TILED))
 
 
-def read_bytes(path: Path, offset: int, length: int) -> bytes:
-    """Bytes of a file; a DataError names the file that does not have them."""
+def read_encoded(path: Path, offset: int, length: int) -> bytes:
+    """Read the bytes of an image; a DataError names a file that cannot be read or is too short."""
     try:
-        with path.open("rb", buffering=0) as file:
-            file.seek(offset)
-            parts, missing = [], length
-            while missing and (part := file.read(missing)):
-                parts.append(part)
-                missing -= len(part)
+        return read_exactly(path, offset, length)
     except OSError as fault:
         raise DataError(f"{path}: cannot be read: {fault.strerror or fault}") from None
-    if missing:
-        raise DataError(f"{path}: it ends before byte {offset + length:,}; it has changed since it was indexed")
-    return b"".join(parts)
 
 
-def _smaller(encoded: bytes, preset: Smaller) -> Picture | None:
-    """The picture with fewer pixels and bytes, in tiles; None where Pillow cannot decode it, or JPEG not hold it."""
+def _shrink(encoded: bytes, preset: LossyPreset) -> PackedImage | None:
+    """Encode an image with fewer pixels and bytes, in tiles; None where Pillow or JPEG cannot do it."""
     from PIL import Image, ImageFile  # noqa: PLC0415 - lossless packs do without Pillow
 
     ImageFile.MAXBLOCK = 1 << 24  # Pillow must write an optimized JPEG in one go
@@ -95,9 +86,8 @@ def _smaller(encoded: bytes, preset: Smaller) -> Picture | None:
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(encoded), formats=PILLOW_FORMATS) as opened:
-                # A TIFF is turned by Pillow itself.
-                orientation = 1 if opened.format == "TIFF" else opened.getexif().get(_ORIENTATION, 1)
-                image = opened.copy() if opened.mode in {"RGB", "L"} else in_colors(opened)
+                orientation = exif_orientation(opened)
+                image = opened.copy() if opened.mode in {"RGB", "L"} else to_rgb(opened)
     except Exception:  # noqa: BLE001 - a damaged file makes Pillow's many readers raise anything
         return None
     longest = max(image.size)
@@ -109,10 +99,10 @@ def _smaller(encoded: bytes, preset: Smaller) -> Picture | None:
     unit = 8 if image.mode == "L" else 16
     exif = Image.Exif()
     if orientation in range(2, 9):
-        exif[_ORIENTATION] = orientation
+        exif[ORIENTATION] = orientation
     out = io.BytesIO()
     image.save(
         out, "JPEG", quality=preset.quality, optimize=True, subsampling="4:2:0", exif=exif,
         restart_marker_blocks=tiles.tile_interval(-(-image.width // unit), unit),
     )  # fmt: skip
-    return Picture(tiles.with_lengths(out.getvalue()), image.width, image.height, int(_TILED))
+    return PackedImage(tiles.add_tile_lengths(out.getvalue()), image.width, image.height, int(_TILED))

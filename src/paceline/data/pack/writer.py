@@ -1,10 +1,11 @@
-"""Makes a pack of a data set: in parallel, going on where complete shards end, and verified."""
+"""Writes a data set into a pack: in parallel, resumable shard by shard, and verified at the end."""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
 import json
+import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -12,103 +13,103 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.index import file
-from paceline.data.index.scan import FORMATS, open_index
+from paceline.data.index.file import remove_files
 from paceline.data.index.table import Flag, Index, Rows, Strings, Table
 from paceline.data.pack import libjpeg, shards
-from paceline.data.pack.pool import prepared
-from paceline.data.pack.shards import Checks, Packed, Tell
-from paceline.data.pack.transcode import Job, Picture, Smaller
+from paceline.data.pack.pool import ordered_pool
+from paceline.data.pack.shards import Checksums, PackedSplit
+from paceline.data.pack.transcode import LossyPreset, PackedImage, SourceImage
 from paceline.errors import DataError
-from paceline.settings.data import Files
+from paceline.files import UNFINISHED
+from paceline.progress import Progress
 
 SHARD_BYTES = 256 << 20
 """About how many bytes of the source go into one shard."""
 
 
 @dataclass(frozen=True)
-class Made:
+class PackSummary:
     """What a pack holds."""
 
     images: int
     tiled: int
     source_bytes: int
     bytes: int
-    again: bool
-    """Whether it was complete already."""
+    was_complete: bool
 
 
 @dataclass(frozen=True)
-class _Division:
-    """The images of one shard."""
+class _ShardPlan:
+    """The images, from `first` up to `last`, of one split that go into one shard."""
 
-    part: str
+    split: str
     table: Table
-    number: int
+    shard: int
     first: int
     last: int
 
+    def __len__(self) -> int:
+        return self.last - self.first
 
-def parts_of(index: Index) -> list[tuple[str, Table]]:
-    """The parts of a data set; without a validation part, the whole of it."""
+    def path(self, out: Path) -> Path:
+        return out / shards.shard_name(self.split, self.shard)
+
+    def finished(self, out: Path) -> tuple[Rows, Checksums] | None:
+        return shards.finished_shard(self.path(out), len(self))
+
+
+def splits_to_write(index: Index) -> list[tuple[str, Table]]:
+    """The splits of a data set under their names in packs; without validation images there is one, `all`."""
     if not len(index.validation):
         return [("all", index.training)]
     return [("training", index.training), ("validation", index.validation)]
 
 
-def open_source(data: Files, folder: Path, tell: Tell | None = None) -> Index:
-    """The index of a data set as it is kept: one without a validation part stays whole unless the settings part it."""
-    form = next((form for form in FORMATS if form.recognize(folder)), None)
-    if form is None or data.validation is not None or "validation" in {unit.part for unit in form.units(folder, {})}:
-        return open_index(data, folder, tell)
-    return open_index(data.model_copy(update={"validation": 0.0}), folder, tell)
-
-
-def make_pack(
+def write_pack(
     index: Index,
     out: Path,
-    smaller: Smaller | None = None,
+    preset: LossyPreset | None = None,
     processes: int | None = None,
-    tell: Tell | None = None,
+    progress: Progress | None = None,
     shard_bytes: int = SHARD_BYTES,
-) -> Made:
-    """Write every image of a data set into a pack in the folder `out`, or go on with it; verified at the end."""
-    if smaller is None and not libjpeg.available():
+) -> PackSummary:
+    """Write every image of a data set into a pack in the folder `out`, or complete it, and verify the result."""
+    if preset is None and not libjpeg.available():
         raise DataError(
             "packing without loss needs libjpeg with interface 62; install libjpeg-turbo, or write "
             "--max-side 500 --quality 90 for a smaller pack, which needs Pillow alone"
         )
     plan = {
-        "paceline pack": shards.VERSION,
-        "content": _content(index),
-        "smaller": None if smaller is None else asdict(smaller),
+        "paceline pack": shards.PACK_VERSION,
+        "content": _content_digest(index),
+        "smaller": None if preset is None else asdict(preset),
         "shard bytes": shard_bytes,
     }
-    divisions = [division for part, table in parts_of(index) for division in _divisions(part, table, shard_bytes)]
+    splits = splits_to_write(index)
+    plans = [shard for split, table in splits for shard in _shard_plans(split, table, shard_bytes)]
     with _claimed(out, plan):
-        file.drop(out, file.HALF_WRITTEN)  # what a killed process left
-        todo = [division for division in divisions if _finished(out, division) is None]
-        _write_shards(index.folder, out, todo, divisions, smaller, processes, tell)
-        parts = [_merge(out, part, table, index, divisions) for part, table in parts_of(index)]
-        changed = [part for part in parts if not shards.is_written(out, part)]
-        for part in changed:
-            shards.write_part(out, part)
-        shards.verify(out, tell)
-    rows = [part.table.rows for part in parts]
-    return Made(
-        images=sum(map(len, rows)),
-        tiled=sum(int(np.count_nonzero(some["flags"] & int(Flag.TILED))) for some in rows),
-        source_bytes=sum(int(table.rows["length"].sum(dtype=np.int64)) for _, table in parts_of(index)),
-        bytes=sum(int(some["length"].sum(dtype=np.int64)) for some in rows),
-        again=not changed,
+        remove_files(out, UNFINISHED)  # what a killed process left
+        _write_shards(index.folder, out, plans, preset, processes, progress)
+        packed = [_merge(out, split, table, index, plans) for split, table in splits]
+        changed = [split for split in packed if not shards.is_written(out, split)]
+        for split in changed:
+            shards.write_split(out, split)
+        shards.verify_pack(out, progress)
+    rows = np.concatenate([split.table.rows for split in packed])
+    return PackSummary(
+        images=len(rows),
+        tiled=int(np.count_nonzero(rows["flags"] & int(Flag.TILED))),
+        source_bytes=sum(int(table.rows["length"].sum(dtype=np.int64)) for _, table in splits),
+        bytes=int(rows["length"].sum(dtype=np.int64)),
+        was_complete=not changed,
     )
 
 
-def _content(index: Index) -> str:
-    """A fingerprint of what is packed, wherever it lies."""
+def _content_digest(index: Index) -> str:
+    """A digest of what is packed, wherever it lies."""
     digest = hashlib.blake2b(json.dumps(index.classes).encode(), digest_size=16)
-    for part, table in parts_of(index):
-        digest.update(part.encode())
+    for split, table in splits_to_write(index):
+        digest.update(split.encode())
         for column in ("length", "label", "width", "height", "flags", "objects"):
             digest.update(np.ascontiguousarray(table.rows[column]).tobytes())
         for array in (table.keys.blob, table.keys.ends, table.objects):
@@ -118,14 +119,14 @@ def _content(index: Index) -> str:
 
 @contextmanager
 def _claimed(out: Path, plan: dict[str, object]) -> Iterator[None]:
-    """The folder for this pack alone; another data set in it is never touched."""
+    """Hold the folder for this pack alone; a folder with anything else in it is never touched."""
     path = out / shards.PLAN
     try:
         out.mkdir(parents=True, exist_ok=True)
         if not path.is_file():
             if any(out.iterdir()):
                 raise DataError(f"{out}: this folder is not empty and holds no pack; write a new folder")
-            path.write_text(_text(plan))
+            path.write_text(_plan_text(plan))
         with path.open("r+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,9 +136,9 @@ def _claimed(out: Path, plan: dict[str, object]) -> Iterator[None]:
                 pass
             text = file.read()
             if not text:  # a kill came before it was written
-                file.write(_text(plan))
+                file.write(_plan_text(plan))
                 file.flush()
-            elif text != _text(plan):
+            elif text != _plan_text(plan):
                 raise DataError(
                     f"{out}: this folder holds a pack of other images, or made with other settings; write a new folder"
                 )
@@ -146,70 +147,69 @@ def _claimed(out: Path, plan: dict[str, object]) -> Iterator[None]:
         raise DataError(f"{fault.filename or out}: cannot be written: {fault.strerror}") from None
 
 
-def _text(plan: dict[str, object]) -> str:
+def _plan_text(plan: dict[str, object]) -> str:
     return json.dumps(plan, indent=1) + "\n"
 
 
-def _divisions(part: str, table: Table, shard_bytes: int) -> list[_Division]:
-    """Neighbors go together, so that the source is read and the pack is ranked in one order."""
+def _shard_plans(split: str, table: Table, shard_bytes: int) -> list[_ShardPlan]:
+    """Cut a split into shards of neighbors, so that the source is read, and the pack sorted, in one order."""
     lengths = table.rows["length"].astype(np.int64)
-    shares = (np.cumsum(lengths) - lengths) // shard_bytes
-    firsts = np.flatnonzero(np.diff(shares, prepend=-1)).tolist()
+    # An image belongs to the shard that its first byte falls into when all images stand one after the other.
+    shard_of_image = (np.cumsum(lengths) - lengths) // shard_bytes
+    firsts = np.flatnonzero(np.diff(shard_of_image, prepend=-1)).tolist()
     return [
-        _Division(part, table, number, first, last)
-        for number, (first, last) in enumerate(zip(firsts, [*firsts[1:], len(lengths)], strict=True))
+        _ShardPlan(split, table, shard, first, last)
+        for shard, (first, last) in enumerate(zip(firsts, [*firsts[1:], len(lengths)], strict=True))
     ]
 
 
-def _finished(out: Path, division: _Division) -> tuple[Rows, Checks] | None:
-    return shards.finished_shard(out, division.part, division.number, division.last - division.first)
-
-
 def _write_shards(
-    folder: Path, out: Path, todo: list[_Division], divisions: list[_Division], smaller: Smaller | None,
-    processes: int | None, tell: Tell | None,
+    folder: Path, out: Path, plans: list[_ShardPlan], preset: LossyPreset | None, processes: int | None,
+    progress: Progress | None,
 ) -> None:  # fmt: skip
-    """Write the shards that are missing, one after the other, from pictures that are prepared in parallel."""
-    if not todo:
+    """Write the missing shards one after the other, from images that are transcoded in parallel."""
+    missing = [plan for plan in plans if plan.finished(out) is None]
+    if not missing:
         return
-    total = sum(division.last - division.first for division in divisions)
-    done = total - sum(division.last - division.first for division in todo)
-    with closing(prepared(_jobs(folder, todo, smaller), processes)) as pictures:
-        for division in todo:
-            rows = division.table.rows[division.first : division.last].copy()
-            checks = np.zeros(len(rows), np.uint32)
-            with shards.Shard(out, division.part, division.number) as shard:
-                for row in range(len(rows)):
-                    picture = next(pictures)
-                    place, checks[row] = shard.add(picture.encoded)
-                    _fill(rows, row, division.number, place, picture)
+    total = sum(map(len, plans))
+    done = total - sum(map(len, missing))
+    with closing(ordered_pool(_source_images(folder, missing, preset), processes)) as images:
+        for plan in missing:
+            rows = plan.table.rows[plan.first : plan.last].copy()
+            checksums = np.zeros(len(rows), np.uint32)
+            with shards.new_shard(plan.path(out)) as shard:
+                for index in range(len(rows)):
+                    image = next(images)
+                    _fill_row(rows, index, plan.shard, shard.tell(), image)
+                    checksums[index] = zlib.crc32(image.encoded)
+                    shard.write(image.encoded)
                     done += 1
-                    if tell is not None:
-                        tell("packing", done, total)
-                shard.finish(rows, checks)
+                    if progress is not None:
+                        progress("packing", done, total)
+            shards.finish_shard(plan.path(out), rows, checksums)
 
 
-def _fill(rows: Rows, row: int, shard: int, place: int, picture: Picture) -> None:
-    rows["shard"][row], rows["offset"][row], rows["length"][row] = shard, place, len(picture.encoded)
-    rows["width"][row], rows["height"][row], rows["flags"][row] = picture.width, picture.height, picture.flags
+def _fill_row(rows: Rows, index: int, shard: int, offset: int, image: PackedImage) -> None:
+    rows["shard"][index], rows["offset"][index], rows["length"][index] = shard, offset, len(image.encoded)
+    rows["width"][index], rows["height"][index], rows["flags"][index] = image.width, image.height, image.flags
 
 
-def _jobs(folder: Path, todo: list[_Division], smaller: Smaller | None) -> Iterator[Job]:
-    for division in todo:
-        for row in division.table.rows[division.first : division.last]:
-            path = folder / division.table.shards[int(row["shard"])]
-            yield Job(
-                str(path), int(row["offset"]), int(row["length"]), int(row["width"]), int(row["height"]),
-                int(row["flags"]), smaller,
-            )  # fmt: skip
+def _source_images(folder: Path, plans: list[_ShardPlan], preset: LossyPreset | None) -> Iterator[SourceImage]:
+    for plan in plans:
+        for row in plan.table.rows[plan.first : plan.last]:
+            path = folder / plan.table.shards[int(row["shard"])]
+            offset, length, width, height, flags = (
+                int(row[name]) for name in ("offset", "length", "width", "height", "flags")
+            )
+            yield SourceImage(str(path), offset, length, width, height, flags, preset)
 
 
-def _merge(out: Path, part: str, table: Table, index: Index, divisions: list[_Division]) -> Packed:
-    """The index of a part, from the rows of its shards."""
-    mine = [division for division in divisions if division.part == part]
-    found = [_finished(out, division) for division in mine]
-    assert None not in found, "every shard was just written"
-    rows = np.concatenate([some[0] for some in found if some is not None] or [table.rows[:0]])
-    checks = np.concatenate([some[1] for some in found if some is not None] or [np.zeros(0, np.uint32)])
-    names = Strings.of(shards.shard_name(part, division.number) for division in mine)
-    return Packed(part, index.classes, Table(rows, names, table.keys, table.objects), checks)
+def _merge(out: Path, split: str, table: Table, index: Index, plans: list[_ShardPlan]) -> PackedSplit:
+    """The index of a split, from the rows of its shards."""
+    own = [plan for plan in plans if plan.split == split]
+    finished = [result for plan in own if (result := plan.finished(out)) is not None]
+    assert len(finished) == len(own), "every shard was just written"
+    rows = np.concatenate([table.rows[:0], *(rows for rows, _ in finished)])
+    checksums = np.concatenate([np.zeros(0, np.uint32), *(checksums for _, checksums in finished)])
+    names = Strings.of(shards.shard_name(split, plan.shard) for plan in own)
+    return PackedSplit(split, index.classes, Table(rows, names, table.keys, table.objects), checksums)

@@ -1,4 +1,4 @@
-"""What every format of encoded images on disk tells the scan: its units, and the images in each."""
+"""The protocol of formats: how each way to keep encoded images on disk tells the scan which images there are."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from paceline.data.index.table import ROW, Objects, Rows, Strings
 from paceline.errors import DataError
 
-Part = Literal["training", "validation", "all"]
-"""`all` is data without a validation part of its own."""
+SplitName = Literal["training", "validation", "all"]
+"""`all` is data without a validation split of their own."""
 
 UNLABELED = -(2**31)
-"""The label of an image whose file names none."""
+"""The label of an image whose file gives none."""
 
 MOST_OBJECTS = 65_535
-"""A row counts no more."""
+"""The most objects that a row can count."""
 
 IMAGE_ENDINGS = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif",
@@ -30,37 +30,41 @@ IMAGE_ENDINGS = (
 
 
 @dataclass(frozen=True)
-class Unit:
-    """What is scanned, and scanned again when its stamp changes, as a whole: one folder of images, or one shard."""
+class ScanUnit:
+    """What is scanned as a whole, and again when its stamp changes: one folder of images, or one shard."""
 
     name: str
     """Its path relative to the data folder, with '/'; '' is the data folder itself."""
-    part: Part
+    split: SplitName
     stamp: tuple[int, int]
-    """Size (0 for a folder) and time of the last change in nanoseconds."""
-    below: tuple[str, ...] = ()
+    """Size (0 for a folder) and modification time in nanoseconds."""
+    subfolders: tuple[str, ...] = ()
     """Names of the folders inside a folder, so that an unchanged one need not be listed again."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """The images of one unit, in the order of the file or of the names."""
+class UnitImages:
+    """The images of one scan unit, in the order of the file or of their names."""
 
     rows: Rows
-    """`shard` counts into `shards`, `first_object` into `objects`, `label` into `names`; the scan renumbers them."""
+    """`shard` counts into `shards`, `first_object` into `objects`, `label` into `names`; splits.py renumbers them."""
     shards: Sequence[str] | Strings
     """Paths relative to the data folder, with '/'."""
     keys: Sequence[str] | Strings
-    """File name stem or __key__ of each image, without folders: what images are ranked by in every format."""
+    """File name stem or __key__ of each image, without folders: images are sorted by it in every format."""
     objects: Objects = field(default_factory=lambda: np.zeros((0, 4), np.float32))
     names: tuple[str, ...] = ()
     """The classes that labels count into; empty where labels are the numbers that the files hold."""
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    """How many files of each ending are no images, where only images should be."""
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """How many files (by ending) or samples were skipped where only images should be."""
 
 
 class Format(Protocol):
-    """One way to keep images on disk; a module with these names is one. Faults are DataErrors that name the file."""
+    """One way to keep images on disk; a module with these names is a format. Faults are DataErrors that name the file.
+
+    An image is a byte range of a file: that is what the loader reads. A format that compresses several images together
+    (parquet, compressed tars) does not fit; bring such data in with `paceline data pack`.
+    """
 
     @property
     def KIND(self) -> str:  # noqa: N802 - constants of a module
@@ -73,31 +77,31 @@ class Format(Protocol):
     def recognize(self, folder: Path) -> bool:
         """Whether the folder holds this format; looks at a few names only."""
 
-    def units(self, folder: Path, known: Mapping[str, Unit]) -> list[Unit]:
-        """All units with their present stamps, in a fixed order; `known` is what the last scan saw."""
+    def units(self, folder: Path, before: Mapping[str, ScanUnit]) -> list[ScanUnit]:
+        """All scan units with their present stamps, in a fixed order; `before` is what the last scan saw, by name."""
 
-    def scan(self, folder: Path, unit: Unit) -> Found:
-        """Every image of one unit; called from several threads, and only for units that changed."""
+    def scan(self, folder: Path, unit: ScanUnit) -> UnitImages:
+        """Find every image of one unit; called from several threads, and only for units that changed."""
 
     def classes(self, folder: Path) -> tuple[str, ...] | None:
-        """The class names in their order, where the format keeps them itself (packs); else None."""
+        """The class names in their order, where the format stores them (packs); else None."""
 
-    def notes(self, units: Sequence[Unit], founds: Sequence[Found], /) -> tuple[str, ...]:
-        """What a person should know of how this format was read, and may miss of what its files hold."""
+    def notes(self, units: Sequence[ScanUnit], images: Sequence[UnitImages], /) -> tuple[str, ...]:
+        """Notes for the user: how the files were read and what was skipped."""
 
 
-_PARTS: tuple[tuple[Part, str], ...] = (
+_SPLIT_WORDS: tuple[tuple[SplitName, str], ...] = (
     ("training", r"train|training"),
     ("validation", r"val|valid|validation|test|eval"),
 )
 
 
-def part_of(path: str) -> Part:
-    """The part that a shard's name, or else its folder's name, speaks of: 'train-00001.tar', 'val/0.tfrecord'."""
+def split_of(path: str) -> SplitName:
+    """The split that a shard's name, or else its folder's name, speaks of: 'train-00001.tar', 'val/0.tfrecord'."""
     for name in reversed(path.lower().split("/")):
-        for part, words in _PARTS:
+        for split, words in _SPLIT_WORDS:
             if re.search(rf"(?<![a-z])({words})(?![a-z])", name):
-                return part
+                return split
     return "all"
 
 
@@ -105,7 +109,7 @@ _SHARD = re.compile(r"\.tfrecords?$|-\d{5}-of-\d{5}$|\.tar$", re.IGNORECASE)
 _COMPRESSED = re.compile(r"\.t?gz$|\.tar\.\w+$", re.IGNORECASE)
 
 
-def listed(folder: Path) -> Iterator[os.DirEntry[str]]:
+def visible_entries(folder: Path) -> Iterator[os.DirEntry[str]]:
     """What is in a folder, in no order, without hidden files and what a disk keeps at its root."""
     try:
         with os.scandir(folder) as entries:
@@ -115,35 +119,36 @@ def listed(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def holds_shards(folder: Path) -> bool:
-    """Whether files with many images in each lie here; a compressed one is what images were unpacked from."""
-    return any(_SHARD.search(entry.name) for entry in listed(folder))
+    """Whether the folder holds files with many images each; a compressed one is only what images were unpacked from."""
+    return any(_SHARD.search(entry.name) for entry in visible_entries(folder))
 
 
-def shard_units(folder: Path, matching: re.Pattern[str]) -> list[Unit]:
-    """The shards whose names match, here and in folders named after a part, without a test part that has a rival."""
-    names = [*_matching(folder, "", matching)]
-    for below in sorted(entry.name for entry in listed(folder) if part_of(entry.name) != "all" and entry.is_dir()):
-        names += _matching(folder, f"{below}/", matching)
-    found = [Unit(name, part_of(name), _stamp(folder / name)) for name in names]
-    judged = [unit for unit in found if unit.part == "validation"]
-    tests = [unit for unit in judged if re.search(r"(?<![a-z])test(?![a-z])", unit.name.lower())]
-    return [unit for unit in found if unit not in tests] if len(tests) < len(judged) else found
+def shard_units(folder: Path, pattern: re.Pattern[str]) -> list[ScanUnit]:
+    """The shards whose names match, here and in folders named after a split; a test split only if there is no other."""
+    names = [*_matching(folder, "", pattern)]
+    subfolders = (entry.name for entry in visible_entries(folder) if split_of(entry.name) != "all" and entry.is_dir())
+    for subfolder in sorted(subfolders):
+        names += _matching(folder, f"{subfolder}/", pattern)
+    units = [ScanUnit(name, split_of(name), _stamp(folder / name)) for name in names]
+    validation = [unit for unit in units if unit.split == "validation"]
+    tests = [unit for unit in validation if re.search(r"(?<![a-z])test(?![a-z])", unit.name.lower())]
+    return [unit for unit in units if unit not in tests] if len(tests) < len(validation) else units
 
 
-def plain_units(folder: Path, matching: re.Pattern[str]) -> list[Unit]:
-    """The same, if none of them is compressed."""
-    found = shard_units(folder, matching)
-    for unit in found:
+def uncompressed_units(folder: Path, pattern: re.Pattern[str]) -> list[ScanUnit]:
+    """The shards whose names match, of which none may be compressed."""
+    units = shard_units(folder, pattern)
+    for unit in units:
         if _COMPRESSED.search(unit.name):
             raise DataError(
                 f"{folder / unit.name}: images in a compressed file cannot be read at random; unpack it first"
             )
-    return found
+    return units
 
 
-def _matching(folder: Path, below: str, matching: re.Pattern[str]) -> list[str]:
-    entries = listed(folder / below)
-    return sorted(below + entry.name for entry in entries if matching.search(entry.name) and entry.is_file())
+def _matching(folder: Path, subfolder: str, pattern: re.Pattern[str]) -> list[str]:
+    entries = visible_entries(folder / subfolder)
+    return sorted(subfolder + entry.name for entry in entries if pattern.search(entry.name) and entry.is_file())
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -151,22 +156,23 @@ def _stamp(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def good_objects(boxes: NDArray[np.float64]) -> Objects:
-    """Boxes of top, left, bottom, right, cut to the image; those that hold nothing are left out."""
-    cut = np.clip(np.nan_to_num(boxes.reshape(-1, 4), nan=-1.0), 0, 1)
-    return cut[(cut[:, 0] < cut[:, 2]) & (cut[:, 1] < cut[:, 3])][:MOST_OBJECTS].astype(np.float32)
+def valid_objects(boxes: NDArray[np.float64]) -> Objects:
+    """Clip boxes (top, left, bottom, right) to the image, and drop those that then hold nothing."""
+    clipped = np.clip(np.nan_to_num(boxes.reshape(-1, 4), nan=-1.0), 0, 1)
+    holds_pixels = (clipped[:, 0] < clipped[:, 2]) & (clipped[:, 1] < clipped[:, 3])
+    return clipped[holds_pixels][:MOST_OBJECTS].astype(np.float32)
 
 
-def some_of(names: Sequence[str]) -> str:
-    """Names for a message; of many, the first."""
+def first_few(names: Sequence[str]) -> str:
+    """Join names for a message, and only the first of many."""
     return ", ".join([*names[:8], *(["..."] if len(names) > 8 else [])])
 
 
-def as_label(number: int) -> int:
-    """A label that fits a row; what does not fit is no label."""
-    return number if abs(number) < 1 << 31 else UNLABELED
+def as_label(value: int) -> int:
+    """A label that fits a row; a number that does not fit is no label."""
+    return value if abs(value) < 1 << 31 else UNLABELED
 
 
-def table_rows(count: int) -> Rows:
+def empty_rows(count: int) -> Rows:
     """Rows to be filled in."""
     return np.zeros(count, ROW)

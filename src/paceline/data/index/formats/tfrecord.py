@@ -1,4 +1,4 @@
-"""Images in TFRecord files, read without TensorFlow: framing, checksums and the features of an Example by hand."""
+"""Images in TFRecord files, read without TensorFlow: framing, checksums and the protobuf of tf.train.Example."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 
 from paceline.data.index.formats import (
     UNLABELED,
-    Found,
-    Unit,
+    ScanUnit,
+    UnitImages,
     as_label,
-    good_objects,
-    plain_units,
+    empty_rows,
     shard_units,
-    table_rows,
+    uncompressed_units,
+    valid_objects,
 )
-from paceline.data.index.image_header import START, look_in
+from paceline.data.index.image_header import HEADER_BYTES, read_header
 from paceline.data.index.table import Objects
 from paceline.errors import DataError
 
@@ -43,22 +43,22 @@ _NAME = (b"image/filename", b"filename", b"__key__")
 _SIDES = tuple(b"image/object/bbox/" + side for side in (b"ymin", b"xmin", b"ymax", b"xmax"))
 
 Span = tuple[int, int]
-"""Where something begins and ends in a record."""
+"""Start and end of something in a record."""
 
 
 def recognize(folder: Path) -> bool:
-    """Whether files like train-00000-of-01024 or x.tfrecord lie here or in folders named after a part."""
+    """Whether files like train-00000-of-01024 or x.tfrecord lie here or in folders named after a split."""
     return bool(shard_units(folder, _FILES))
 
 
-def units(folder: Path, known: Mapping[str, Unit]) -> list[Unit]:
+def units(folder: Path, before: Mapping[str, ScanUnit]) -> list[ScanUnit]:
     """Every file."""
-    del known
-    return plain_units(folder, _FILES)
+    del before
+    return uncompressed_units(folder, _FILES)
 
 
-def scan(folder: Path, unit: Unit) -> Found:
-    """Every record of one file, its checksums tested."""
+def scan(folder: Path, unit: ScanUnit) -> UnitImages:
+    """Find every image of one file, and test its checksums."""
     path = folder / unit.name
     reader = _Records(path)
     try:
@@ -70,11 +70,11 @@ def scan(folder: Path, unit: Unit) -> Found:
                 image, label, name, boxes = _example(record)
             except _Malformed as fault:
                 raise DataError(f"{path} at byte {start - _HEAD:,}: {fault}; write the file again") from None
-            width, height, flags = look_in(
+            width, height, flags = read_header(
                 reader.descriptor,
                 start + image[0],
                 image[1] - image[0],
-                record[image[0] : min(image[1], image[0] + START)],
+                record[image[0] : min(image[1], image[0] + HEADER_BYTES)],
             )
             images.append((start + image[0], image[1] - image[0], 0, label, width, height, 0, len(boxes), int(flags)))
             keys.append(PurePosixPath(name).stem if name else f"{path.name}-{len(keys):08d}")
@@ -83,22 +83,22 @@ def scan(folder: Path, unit: Unit) -> Found:
         raise DataError(f"{path}: cannot be read: {fault.strerror}") from None
     finally:
         reader.close()
-    rows = table_rows(len(images))
+    rows = empty_rows(len(images))
     rows[:] = images
     rows["first_object"] = np.cumsum(rows["objects"], dtype=np.int64) - rows["objects"]
-    return Found(rows, [unit.name], keys, np.concatenate([np.zeros((0, 4), np.float32), *objects]))
+    return UnitImages(rows, [unit.name], keys, np.concatenate([np.zeros((0, 4), np.float32), *objects]))
 
 
 def classes(folder: Path) -> tuple[str, ...] | None:
-    """Labels are numbers."""
+    """None: labels are numbers."""
     del folder
     return None
 
 
-def notes(_units: Sequence[Unit], _founds: Sequence[Found]) -> tuple[str, ...]:
-    """Says when checksums could not be tested."""
+def notes(_units: Sequence[ScanUnit], _images: Sequence[UnitImages]) -> tuple[str, ...]:
+    """Mention that checksums could not be tested."""
     if _checksum() is None:
-        return ("checksums of TFRecords were not tested, for google-crc32c is not installed",)
+        return ("checksums of TFRecords were not tested, because google-crc32c is not installed",)
     return ()
 
 
@@ -123,7 +123,7 @@ def _matches(content: bytes, masked: bytes) -> bool:
 
 
 class _Records:
-    """The records of an open file one after the other: where each begins, and its bytes."""
+    """Iterates over the records of a file: the offset of each, and its bytes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -137,28 +137,28 @@ class _Records:
         os.close(self.descriptor)
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        place = 0
-        while place < self.size:
-            head = os.pread(self.descriptor, _HEAD, place)
+        offset = 0
+        while offset < self.size:
+            head = os.pread(self.descriptor, _HEAD, offset)
             if len(head) < _HEAD:
-                raise self._fault(place, "the file is cut")
+                raise self._fault(offset, "the file is cut")
             if not _matches(head[:8], head[8:]):
-                raise self._fault(place, "the checksum of a record's length is wrong")
+                raise self._fault(offset, "the checksum of a record's length is wrong")
             length = int.from_bytes(head[:8], "little")
-            if length > self.size - place - _HEAD - 4:
-                raise self._fault(place, f"the file is cut, or a record is not {length:,} bytes long")
+            if length > self.size - offset - _HEAD - 4:
+                raise self._fault(offset, f"the file is cut, or a record is not {length:,} bytes long")
             if length > _LARGEST:
-                raise self._fault(place, f"a record of {length:,} bytes is no image")
-            content = os.pread(self.descriptor, length + 4, place + _HEAD)
+                raise self._fault(offset, f"a record of {length:,} bytes is no image")
+            content = os.pread(self.descriptor, length + 4, offset + _HEAD)
             if len(content) < length + 4:
-                raise self._fault(place, "the file is cut")
+                raise self._fault(offset, "the file is cut")
             if not _matches(content[:-4], content[-4:]):
-                raise self._fault(place, "the checksum of a record is wrong")
-            yield place + _HEAD, content[:-4]
-            place += _HEAD + length + 4
+                raise self._fault(offset, "the checksum of a record is wrong")
+            yield offset + _HEAD, content[:-4]
+            offset += _HEAD + length + 4
 
-    def _fault(self, place: int, what: str) -> DataError:
-        return DataError(f"{self.path} at byte {place:,}: {what}; copy the file again")
+    def _fault(self, offset: int, what: str) -> DataError:
+        return DataError(f"{self.path} at byte {offset:,}: {what}; copy the file again")
 
 
 class _Malformed(Exception):
@@ -166,13 +166,14 @@ class _Malformed(Exception):
 
 
 def _example(record: bytes) -> tuple[Span, int, str, Objects]:
-    """Where the encoded image is, its label, its name and its objects."""
+    """The span of the encoded image, its label, its name and its objects."""
     features: dict[bytes, Span] = {}
-    for number, kind, outer in _fields(record, 0, len(record)):
-        for inner_number, inner_kind, entry in _fields(record, *outer) if (number, kind) == (1, 2) else ():
-            if (inner_number, inner_kind) == (1, 2):
-                named = dict(_parts(record, entry))
-                features[record[slice(*named.get(1, (0, 0)))]] = named.get(2, (0, 0))
+    # Example.features (field 1) is a map (field 1 again) whose entries have a key (1) and a feature (2).
+    for number, wire, outer in _fields(record, 0, len(record)):
+        for inner_number, inner_wire, entry in _fields(record, *outer) if (number, wire) == (1, 2) else ():
+            if (inner_number, inner_wire) == (1, 2):
+                pair = dict(_messages(record, entry))
+                features[record[slice(*pair.get(1, (0, 0)))]] = pair.get(2, (0, 0))
     image = next((span for name in _IMAGE if name in features for span in _values(record, features[name], 1)), None)
     if image is None:
         raise _Malformed(f"a record has no image ({_IMAGE[0].decode()!r})")
@@ -182,54 +183,57 @@ def _example(record: bytes) -> tuple[Span, int, str, Objects]:
     if all(side in features for side in _SIDES):
         sides = [_floats(record, features[side]) for side in _SIDES]
         count = min(len(side) for side in sides)
-        boxes = good_objects(np.stack([side[:count] for side in sides], axis=1))
+        boxes = valid_objects(np.stack([side[:count] for side in sides], axis=1))
     return image, as_label(label[0]) if label else UNLABELED, name.decode("utf-8", "surrogateescape"), boxes
 
 
-def _varint(record: bytes, place: int, end: int) -> tuple[int, int]:
-    """The number at a place, and where it ends."""
+def _varint(record: bytes, offset: int, end: int) -> tuple[int, int]:
+    """The integer at an offset, 7 bits a byte, and the offset behind it."""
     value = shift = 0
-    while place < end and shift < 70:
-        byte = record[place]
+    while offset < end and shift < 70:
+        byte = record[offset]
         value |= (byte & 0x7F) << shift
-        place += 1
+        offset += 1
         if byte < 0x80:
-            return value, place
+            return value, offset
         shift += 7
     raise _Malformed("a record is no tf.train.Example")
 
 
-def _fields(record: bytes, place: int, end: int) -> Iterator[tuple[int, int, Span]]:
+def _fields(record: bytes, offset: int, end: int) -> Iterator[tuple[int, int, Span]]:
     """Number, wire type and span of each field of a message; lengths never reach beyond the message."""
-    while place < end:
-        tag, place = _varint(record, place, end)
-        kind = tag & 7
-        start = place
-        if kind == 0:
-            _, place = _varint(record, place, end)
-        elif kind == 2:
-            length, start = _varint(record, place, end)
-            place = start + length
-        else:
-            place += {1: 8, 5: 4}.get(kind, end)
-        if place > end:
+    while offset < end:
+        tag, offset = _varint(record, offset, end)
+        wire = tag & 7
+        start = offset
+        if wire == 0:  # a varint
+            _, offset = _varint(record, offset, end)
+        elif wire == 2:  # bytes, a text or a message, with its length in front
+            length, start = _varint(record, offset, end)
+            offset = start + length
+        else:  # 8 or 4 bytes; other wire types reach beyond the end, and are refused
+            offset += {1: 8, 5: 4}.get(wire, end)
+        if offset > end:
             raise _Malformed("a record is no tf.train.Example")
-        yield tag >> 3, kind, (start, place)
+        yield tag >> 3, wire, (start, offset)
 
 
-def _parts(record: bytes, span: Span) -> Iterator[tuple[int, Span]]:
-    return ((number, inner) for number, kind, inner in _fields(record, *span) if kind == 2)
+def _messages(record: bytes, span: Span) -> Iterator[tuple[int, Span]]:
+    return ((number, inner) for number, wire, inner in _fields(record, *span) if wire == 2)
 
 
 def _values(record: bytes, feature: Span, kind: int) -> list[Span]:
     """The values in a feature's list of one kind: 1 bytes, 2 floats, 3 integers."""
     return [
-        value for number, inner in _parts(record, feature) if number == kind for _, _, value in _fields(record, *inner)
+        value
+        for number, inner in _messages(record, feature)
+        if number == kind
+        for _, _, value in _fields(record, *inner)
     ]
 
 
 def _integers(record: bytes, feature: Span) -> list[int]:
-    """A list of integers, packed or not; only the first matters, the rest are read no further."""
+    """The first of a list of integers, packed or not; empty where there is none."""
     for start, end in _values(record, feature, 3):
         if start < end:
             value, _ = _varint(record, start, end)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from files_made import clean_pictures, every_pitfall, file_plan, write_every_format
+from image_files import clean_pictures, every_pitfall, file_plan, write_every_format
 from paceline import checkpoint
-from paceline.data.index.fingerprint import IDENTITY, keep_identity
+from paceline.data.index.fingerprint import FINGERPRINT, write_fingerprint
 from paceline.errors import DataError, RunError, SpecError
 from paceline.job import Job, plan_job, prepare_folder, stored_job
 from paceline.record import Run, stored_plan
@@ -37,7 +37,7 @@ def a_training_image(data: Path) -> Path:
 @pytest.mark.parametrize("now", ["folder", "tfrecord", "webdataset", "pack"])
 def test_the_same_images_in_any_format_go_on(sources: Path, tmp_path: Path, now: str) -> None:
     prepare_folder(job_of(sources / "folder"), tmp_path / "run")
-    kept = json.loads((tmp_path / "run" / IDENTITY).read_text())
+    kept = json.loads((tmp_path / "run" / FINGERPRINT).read_text())
     assert len(kept["classes"]) == 10
     again = stored_job(tmp_path / "run", [], sources / now)
     assert again.plan.facts == job_of(sources / "folder").plan.facts
@@ -122,7 +122,7 @@ def test_labels_outside_the_classes_are_alike_in_every_format(tmp_path: Path) ->
     for form in ("folder", "tfrecord", "webdataset", "pack"):
         (tmp_path / "runs" / form).mkdir(parents=True)
         data = file_plan(tmp_path / form, *(labels if form != "pack" else ())).data
-        keep_identity(tmp_path / "runs" / form, data, tmp_path / form)
-        made = json.loads((tmp_path / "runs" / form / IDENTITY).read_text())
+        write_fingerprint(tmp_path / "runs" / form, data, tmp_path / form)
+        made = json.loads((tmp_path / "runs" / form / FINGERPRINT).read_text())
         kept.append((made["training"], made["validation"]))
     assert kept[1:] == kept[:-1]

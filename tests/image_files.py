@@ -69,7 +69,7 @@ def write_every_format(pictures: Sequence[Made], folder: Path, validation: float
     for kind, write in WRITERS.items():
         write(pictures, folder / kind, validation)
     data = Files.model_validate({"name": "images", **settings})
-    writer.make_pack(writer.open_source(data, folder / "folder"), folder / "pack", processes=1)
+    writer.write_pack(open_index(data, folder / "folder", whole=True), folder / "pack", processes=1)
 
 
 def clean_pictures(count: int, classes: int = 10) -> list[Made]:
@@ -116,7 +116,7 @@ def every_pitfall(count: int, folder: Path) -> Path:
         write(pictures, folder / kind, 1 / 7)
         (folder / kind / "labels.csv").write_text("file,class\n" + "".join(lines))
     data = Files(name="images", classes=10, labels="labels.csv", first_label=0)
-    writer.make_pack(writer.open_source(data, folder / "folder"), folder / "pack", processes=2)
+    writer.write_pack(open_index(data, folder / "folder", whole=True), folder / "pack", processes=2)
     return folder
 
 

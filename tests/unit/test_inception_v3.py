@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from paceline.model.batch import Batch
 from paceline.model.dropout import Dropout
-from paceline.model.inception3 import inception3_blocks
+from paceline.model.inception import inception3_blocks
 from paceline.model.layers import MakeNorm
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct

@@ -109,26 +109,26 @@ def test_every_ending_that_pillow_reads_is_an_image(tmp_path: Path, ending: str)
     assert ending in IMAGE_ENDINGS
 
 
-def test_what_is_left_out_is_noted_however_the_index_is_opened(tmp_path: Path) -> None:
+def test_what_is_skipped_is_noted_however_the_index_is_opened(tmp_path: Path) -> None:
     folder = put(
         tmp_path / "data", *PARTS, "train/cat/a.HEIC", "train/dog/deep/b.heic", "val/dog/c.heic", "train/n.csv"
     )
     put(folder, "train/dog/notes.txt", "train/dog/.hidden", "labels.csv")
     (folder / "train" / "empty" / "below").mkdir(parents=True)
-    notes = ("4 files were left out: 3 .heic, 1 .txt", "1 folder has no images: train/empty")
+    notes = ("4 files were skipped: 3 .heic, 1 .txt", "1 folder has no images: train/empty")
     for _ in range(2):
         assert open_index(files(), folder).notes == notes
     put(folder, "train/dog/README")
-    again = ("5 files were left out: 3 .heic, 1 without ending, 1 .txt", notes[1])
+    again = ("5 files were skipped: 3 .heic, 1 without ending, 1 .txt", notes[1])
     assert open_index(files(), folder).notes == again
     assert open_index(files(fraction=0.9), folder).notes == again
 
 
-def test_a_compressed_archive_beside_class_folders_is_left_out_and_noted(tmp_path: Path) -> None:
+def test_a_compressed_archive_beside_class_folders_is_skipped_and_noted(tmp_path: Path) -> None:
     put(tmp_path / "data", "cat/1.jpg", "cat/2.jpg", "dog/3.jpg", "photos.tgz", "more.tar.gz", "README")
     found = open_index(files(validation=0.5), tmp_path / "data")
     assert found.classes == ("cat", "dog")
-    assert found.notes == ("2 files were left out: 1 .gz, 1 .tgz",)
+    assert found.notes == ("2 files were skipped: 1 .gz, 1 .tgz",)
 
 
 def test_an_unlabeled_test_part_is_left_out_by_naming_the_training_part(tmp_path: Path) -> None:

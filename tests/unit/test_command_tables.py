@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.command.tables import counted, show_facts, show_rows, shown
+from paceline.command.tables import format_value, plural, show_facts, show_rows
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,11 @@ from paceline.command.tables import counted, show_facts, show_rows, shown
     ],
 )
 def test_a_value_has_one_form(name: str, value: Any, expected: str) -> None:
-    assert shown(name, value) == expected
+    assert format_value(name, value) == expected
 
 
 def test_things_are_counted_in_words() -> None:
-    assert [counted(number, "image") for number in (0, 1, 2, 1024)] == [
+    assert [plural(number, "image") for number in (0, 1, 2, 1024)] == [
         "0 images",
         "1 image",
         "2 images",

@@ -12,8 +12,8 @@ import simplejpeg
 from PIL import Image
 
 from paceline.data.index.table import Flag
-from paceline.data.pack.pool import prepared
-from paceline.data.pack.transcode import Job, Smaller, prepare
+from paceline.data.pack.pool import ordered_pool
+from paceline.data.pack.transcode import LossyPreset, SourceImage, transcode
 from paceline.errors import Broken, DataError
 
 
@@ -29,14 +29,16 @@ def pixels(encoded: bytes) -> bytes:
 def test_a_picture_that_a_lower_quality_would_not_make_smaller_loses_nothing(tmp_path: Path) -> None:
     save(tmp_path / "x.jpg", 1, quality=30)
     encoded = (tmp_path / "x.jpg").read_bytes()
-    job = Job(str(tmp_path / "x.jpg"), 0, len(encoded), 128, 96, int(Flag.JPEG | Flag.SEQUENTIAL), Smaller(500, 95))
-    assert pixels(prepare(job).encoded) == pixels(encoded)
+    job = SourceImage(
+        str(tmp_path / "x.jpg"), 0, len(encoded), 128, 96, int(Flag.JPEG | Flag.SEQUENTIAL), LossyPreset(500, 95)
+    )
+    assert pixels(transcode(job).encoded) == pixels(encoded)
 
 
 def test_a_file_that_has_become_shorter_is_named(tmp_path: Path) -> None:
     save(tmp_path / "x.jpg", 1)
-    with pytest.raises(DataError, match=r"x.jpg: it ends before byte 1,000,000"):
-        next(prepared([Job(str(tmp_path / "x.jpg"), 0, 1_000_000, 128, 96, 3)], 1))
+    with pytest.raises(DataError, match=r"x.jpg: ends before byte 1,000,000"):
+        next(ordered_pool([SourceImage(str(tmp_path / "x.jpg"), 0, 1_000_000, 128, 96, 3)], 1))
 
 
 class Deadly(str):
@@ -60,8 +62,8 @@ def test_a_picture_that_ends_its_worker_is_kept_as_it_is(tmp_path: Path) -> None
         save(tmp_path / f"{number}.jpg", number)
         path = tmp_path / f"{number}.jpg"
         place = Deadly(path, 70) if number in {2, 39} else str(path)
-        jobs.append(Job(place, 0, path.stat().st_size, 128, 96, int(Flag.JPEG | Flag.SEQUENTIAL)))
-    found = list(prepared(jobs, 2))
+        jobs.append(SourceImage(place, 0, path.stat().st_size, 128, 96, int(Flag.JPEG | Flag.SEQUENTIAL)))
+    found = list(ordered_pool(jobs, 2))
     assert [bool(picture.flags & Flag.TILED) for picture in found] == [number not in {2, 39} for number in range(40)]
     assert [pixels(picture.encoded) for picture in found] == [pixels(Path(job.path).read_bytes()) for job in jobs]
 
@@ -69,4 +71,4 @@ def test_a_picture_that_ends_its_worker_is_kept_as_it_is(tmp_path: Path) -> None
 def test_a_worker_that_ends_for_another_reason_ends_the_packing(tmp_path: Path) -> None:
     save(tmp_path / "x.jpg", 1)
     with pytest.raises(Broken, match=r"x.jpg: a worker process ended with status 9"):
-        list(prepared([Job(Deadly(tmp_path / "x.jpg", 9), 0, 100, 128, 96, 3)], 1))
+        list(ordered_pool([SourceImage(Deadly(tmp_path / "x.jpg", 9), 0, 100, 128, 96, 3)], 1))

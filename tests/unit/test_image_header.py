@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from PIL import Image
 
-from paceline.data.index.image_header import START, look
+from paceline.data.index.image_header import HEADER_BYTES, parse_header
 from paceline.data.index.table import Flag
 from pictures_made import Made, make_pictures
 
@@ -33,7 +33,7 @@ def size_of(content: bytes) -> tuple[int, int]:
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.odd or picture.key)
 def test_size_and_decoder_of_every_kind_of_image_are_known(picture: Made) -> None:
-    width, height, flags = look(picture.bytes[:START], reader(picture.bytes))
+    width, height, flags = parse_header(picture.bytes[:HEADER_BYTES], reader(picture.bytes))
     assert flags == EXPECTED[picture.odd]
     assert (width, height) == ((0, 0) if picture.odd == "empty" else size_of(picture.bytes))
 
@@ -42,7 +42,7 @@ def test_size_and_decoder_of_every_kind_of_image_are_known(picture: Made) -> Non
 def test_other_formats_are_left_to_pillow(kind: str) -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (31, 17)).save(buffer, kind)
-    assert look(buffer.getvalue()[:START], reader(buffer.getvalue())) == (31, 17, Flag(0))
+    assert parse_header(buffer.getvalue()[:HEADER_BYTES], reader(buffer.getvalue())) == (31, 17, Flag(0))
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
@@ -53,7 +53,7 @@ def test_an_image_that_its_exif_data_turns_is_flagged(kind: str, turn: int) -> N
     exif[0x0112] = turn
     buffer = io.BytesIO()
     Image.new("RGB", (31, 17)).save(buffer, kind, exif=exif)
-    width, height, flags = look(buffer.getvalue())
+    width, height, flags = parse_header(buffer.getvalue())
     assert (width, height) == (31, 17)
     assert bool(flags & Flag.TURNED) == (2 <= turn <= 8)
     assert bool(flags & Flag.ACROSS) == (5 <= turn <= 8)
@@ -68,9 +68,9 @@ def test_a_size_behind_large_segments_is_read_on_demand() -> None:
         asked.append(count)
         return content[offset : offset + count]
 
-    assert look(content[:START], read_more) == (31, 17, FAST)
+    assert parse_header(content[:HEADER_BYTES], read_more) == (31, 17, FAST)
     assert sum(asked) < 200
-    assert look(content[:START]) == (0, 0, Flag.UNREADABLE)
+    assert parse_header(content[:HEADER_BYTES]) == (0, 0, Flag.UNREADABLE)
 
 
 def frame(kind: int, precision: int, components: int, height: int = 17) -> bytes:
@@ -89,11 +89,11 @@ def frame(kind: int, precision: int, components: int, height: int = 17) -> bytes
         (frame(0xC3, 8, 3), Flag(0)),
         (frame(0xC9, 8, 3), Flag(0)),
         (b"\xff\xd8\xff\xff" + frame(0xC0, 8, 3)[2:], FAST),
-        (b"\xff\xd8\xff\xe0\0\2stray\xff\0" + bytes(2 * START) + frame(0xC0, 8, 3)[2:], FAST),
+        (b"\xff\xd8\xff\xe0\0\2stray\xff\0" + bytes(2 * HEADER_BYTES) + frame(0xC0, 8, 3)[2:], FAST),
     ],
 )
 def test_jpegs_beyond_the_fast_decoder_are_told_apart(content: bytes, flags: Flag) -> None:
-    assert look(content) == (31, 17, flags)
+    assert parse_header(content) == (31, 17, flags)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_jpegs_beyond_the_fast_decoder_are_told_apart(content: bytes, flags: Fla
     ],
 )  # fmt: skip
 def test_what_says_no_size_is_unreadable(content: bytes) -> None:
-    assert look(content[:START], reader(content)) == (0, 0, Flag.UNREADABLE)
+    assert parse_header(content[:HEADER_BYTES], reader(content)) == (0, 0, Flag.UNREADABLE)
 
 
 def test_no_cut_and_no_flipped_byte_makes_it_raise() -> None:
@@ -114,7 +114,7 @@ def test_no_cut_and_no_flipped_byte_makes_it_raise() -> None:
         for place in range(0, len(head), 3):
             mutated = head[:place] + bytes([head[place] ^ (0x41 + place) & 0xFF]) + head[place + 1 :]
             for content in (head[:place], mutated):
-                width, height, flags = look(content, reader(content))
+                width, height, flags = parse_header(content, reader(content))
                 assert (width == 0) == (height == 0) == bool(flags & Flag.UNREADABLE)
 
 
@@ -134,12 +134,12 @@ def gif(screen: tuple[int, int], place: int = 0) -> bytes:
 )
 def test_a_gif_is_as_large_as_what_is_decoded_of_it(screen: tuple[int, int], place: int, size: tuple[int, int]) -> None:
     content = gif(screen, place)
-    assert look(content[:START], reader(content)) == (*size, Flag(0))
+    assert parse_header(content[:HEADER_BYTES], reader(content)) == (*size, Flag(0))
     assert size_of(content) == size
 
 
 def test_a_gif_that_pillow_cannot_open_has_the_size_that_its_header_says() -> None:
-    assert look(b"GIF89a" + bytes([31, 0, 17, 0])) == (31, 17, Flag(0))
+    assert parse_header(b"GIF89a" + bytes([31, 0, 17, 0])) == (31, 17, Flag(0))
 
 
 @pytest.mark.parametrize("turn", [3, 6])
@@ -148,4 +148,4 @@ def test_a_tiff_is_upright_as_pillow_reads_it(turn: int) -> None:
     exif[0x0112] = turn
     buffer = io.BytesIO()
     Image.new("RGB", (31, 17)).save(buffer, "TIFF", exif=exif)
-    assert look(buffer.getvalue()) == ((17, 31) if turn == 6 else (31, 17)) + (Flag(0),)
+    assert parse_header(buffer.getvalue()) == ((17, 31) if turn == 6 else (31, 17)) + (Flag(0),)

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.model.branches import Branches
 from paceline.model.dropout import Dropout
-from paceline.model.inception4 import inception4_blocks
+from paceline.model.inception import Branches, inception4_blocks
 from paceline.model.layers import Head, MakeNorm
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct

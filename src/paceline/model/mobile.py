@@ -1,4 +1,4 @@
-"""Inverted residual units, wide inside and narrow outside: what EfficientNets and MobileNets are made of."""
+"""EfficientNets and MobileNets: networks of inverted residual units, wide inside and narrow outside."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paceline.model import mobile_tables
 from paceline.model.batch import Batch, Chain, Layer
 from paceline.model.dropout import StochasticDepth
-from paceline.model.layers import ConvNorm, MakeNorm, conv
-from paceline.model.mobile_tables import NetworkShape, Squeeze, UnitShape
+from paceline.model.layers import ConvNorm, Head, MakeNorm, conv
+from paceline.model.mobile_tables import MOBILENET3_DENSE, NetworkShape, Squeeze, UnitShape, round_channels
 from paceline.model.norm import ACTIVATIONS
+from paceline.settings.model import EfficientNet, MobileNetV2, MobileNetV3
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": F.sigmoid, "hardsigmoid": F.hardsigmoid}
 
 
 class SqueezeExcite(nn.Module):
-    """Scales each channel by what a small network makes of the means of all channels."""
+    """Scales each channel by a factor that two small layers compute from the means of all channels."""
 
     def __init__(self, channels: int, shape: Squeeze) -> None:
         super().__init__()
@@ -31,7 +33,7 @@ class SqueezeExcite(nn.Module):
 
 
 class InvertedUnit(Layer):
-    """Widen by a 1x1 convolution, look around in groups, squeeze and excite, narrow; beside a shortcut where one fits.
+    """A 1x1 convolution that widens, a grouped one, squeeze-and-excite, a 1x1 that narrows; a shortcut where it fits.
 
     A unit that is no wider inside does not widen. `drop` is the fraction of images for which the branch is left out.
     """
@@ -61,7 +63,40 @@ def trunk(shape: NetworkShape, channels: int, make_norm: MakeNorm) -> dict[str, 
     """The named blocks up to the last convolution; later units are left out more often, the first never."""
     first = conv(channels, shape.stem, 3, shape.stem_stride)
     blocks: dict[str, nn.Module] = {"stem": ConvNorm(first, make_norm, shape.activation)}
-    for number, (name, unit) in enumerate(shape.units.items()):
-        blocks[name] = InvertedUnit(unit, (1 - shape.survival) * number / len(shape.units), make_norm)
+    for index, (name, unit) in enumerate(shape.units.items()):
+        blocks[name] = InvertedUnit(unit, (1 - shape.survival) * index / len(shape.units), make_norm)
     last = conv(unit.outputs, shape.top, 1)
     return blocks | {"top": ConvNorm(last, make_norm, shape.activation)}
+
+
+def efficientnet_blocks(model: EfficientNet, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
+    """The named blocks of an EfficientNet."""
+    shape = mobile_tables.shape(model)
+    if model.name in ("efficientnet-b5", "efficientnet-b6", "efficientnet-b7"):
+        make_norm = make_norm.published(epsilon=1e-3, momentum=0.01)
+    return trunk(shape, channels, make_norm) | {"head": Head(shape.top, classes, shape.dropout)}
+
+
+class PooledDense(Layer):
+    """Mean over the picture, a dense layer and hard swish; gives a picture of one pixel, which any head takes."""
+
+    def __init__(self, channels: int, features: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(channels, features)
+
+    def forward(self, x: Tensor, batch: Batch | None) -> Tensor:  # noqa: ARG002 - a block takes it
+        return F.hardswish(self.dense(x.mean((2, 3))))[:, :, None, None]
+
+
+def mobilenet2_blocks(model: MobileNetV2, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
+    """The named blocks of a MobileNet v2."""
+    shape = mobile_tables.shape(model)
+    return trunk(shape, channels, make_norm) | {"head": Head(shape.top, classes, shape.dropout)}
+
+
+def mobilenet3_blocks(model: MobileNetV3, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
+    """The named blocks of a MobileNet v3."""
+    shape = mobile_tables.shape(model)
+    features = round_channels(MOBILENET3_DENSE[model.name] * model.width)
+    blocks = trunk(shape, channels, make_norm.published(epsilon=1e-3, momentum=0.01))
+    return blocks | {"dense1": PooledDense(shape.top, features), "head": Head(features, classes, shape.dropout)}

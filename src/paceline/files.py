@@ -1,0 +1,55 @@
+"""Files that are written whole or not at all, and byte ranges that are read whole."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from paceline.errors import DataError
+
+UNFINISHED = "*.part"
+"""Matches the temporary files that a killed process leaves behind."""
+
+
+@contextmanager
+def new_file(path: Path, sync: bool = False) -> Iterator[IO[bytes]]:
+    """Write a file under a temporary name in the same folder, and rename it into place once the block succeeds.
+
+    With `sync`, the content is on disk before the rename, so that not even a power cut leaves half a file.
+    """
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}.part")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: Path, content: bytes | str, sync: bool = False) -> None:
+    """Replace the content of a file such that a reader, or a kill, never sees half of it."""
+    with new_file(path, sync) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def read_exactly(path: Path, offset: int, count: int) -> bytes:
+    """Read a byte range of a file that was indexed; DataError where the file is too short by now."""
+    content = b""
+    with path.open("rb", buffering=0) as file:
+        # A network file system may return less than was asked for.
+        while len(content) < count and (chunk := os.pread(file.fileno(), count - len(content), offset + len(content))):
+            content = content + chunk if content else chunk
+    if len(content) < count:
+        raise DataError(
+            f"{path}: ends before byte {offset + count:,}, so it has changed since it was indexed; touch its folder "
+            "to have it indexed again"
+        )
+    return content

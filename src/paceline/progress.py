@@ -1,0 +1,36 @@
+"""Shows on a terminal how far a long task is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Progress = Callable[[str, int, int], None]
+"""Takes what is being done, how much of it is done, and how much there is in all."""
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """Show a progress bar on the terminal for as long as the block runs; nothing where nobody watches."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich import progress  # noqa: PLC0415 - most commands show none
+    from rich.console import Console  # noqa: PLC0415
+
+    # Lines that are printed meanwhile pass through the bar's terminal, unless they go to a file.
+    bar = progress.Progress(
+        progress.TextColumn("[bold]{task.description}"), progress.BarColumn(bar_width=None),
+        progress.MofNCompleteColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn(),
+        console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty(),
+    )  # fmt: skip
+    tasks: dict[str, progress.TaskID] = {}
+
+    def show(task: str, done: int, total: int) -> None:
+        if task not in tasks:
+            tasks[task] = bar.add_task(task, total=total)
+        bar.update(tasks[task], completed=done, total=total)
+
+    with bar:
+        yield show
