@@ -64,7 +64,7 @@ def test_paths_names_and_settings_exist(page: Path) -> None:
         "the unions `Optimiser` and `Schedule`", "`optimisation.py`", "refuse it in `plan.py`", "`optim/descent.py`",
         "`Slabs` in `optim/flat.py`", "`ema.rate`", "`on.micro`", "`on.micro_size=8`", "`tests/unit/test_nothing.py`",
         "`take_off(session)`", "`Whole.learn`", "`State` in `record.py`", "`take_step` of `training/loop.py`",
-        "`optimizer.trust=1`", "`keep_whole` says", "a case in `lr` of\n`training/step.py`",
+        "`optimizer.trust=1`", "`keep_whole` says", "`_fall`", "a case in `lr` of\n`training/step.py`",
     ],
 )  # fmt: skip
 def test_what_does_not_exist_would_be_found(wrong: str) -> None:
@@ -97,7 +97,7 @@ def fault_of(word: str) -> str:
     if re.fullmatch(r"[A-Z]\w*[a-z]\w*(\.\w+)?(\(\))?", word):
         owner, _, member = word.removesuffix("()").partition(".")
         return "" if owner in names() and (not member or member in names()) else "no such class"
-    if re.fullmatch(r"_?[a-z]+(_[a-z]+)+", word):
+    if re.fullmatch(r"_[a-z]+|_?[a-z]+(_[a-z]+)+", word):
         return "" if word in words() else "no such name"
     key, equals, _ = word.partition("=")
     if re.fullmatch(r"[a-z]\w*(\.[a-z]\w*)+", key) and not re.search(r"\.(safetensors|jsonl|yaml|csv|pth|tar)$", key):
