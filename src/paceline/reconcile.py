@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 from paceline.errors import PlanError
+from paceline.facts import DataFacts, NetworkFacts
 from paceline.launch import Launch
 from paceline.machine import Machine
-from paceline.planning import NetworkFacts, Plan, norm_batch_of
+from paceline.planning import Plan, norm_batch_of
 from paceline.settings.augment import Crop
-from paceline.settings.data import Center, Data, DataFacts, Files
+from paceline.settings.data import Center, Data, Files
 from paceline.settings.model import External, Residual
 from paceline.settings.placement import Placement, ResolvedPlacement
 from paceline.settings.recipe import GroupNorm, Recipe
@@ -18,16 +19,16 @@ from paceline.settings.recipe import GroupNorm, Recipe
 def make_plan(
     recipe: Recipe,
     placement: Placement,
-    data: Data,
     machine: Machine,
     network: NetworkFacts,
     launch: Launch | None = None,
 ) -> Plan:
-    """Reconcile the two; `launch` says how many processes a launcher has started already."""
-    facts = data.facts
+    """Reconcile the two; the recipe names its data, and `launch` says how many processes a launcher has started."""
+    data = recipe.data
+    assert data is not None
     _check_files(recipe, data, placement.data_on_device)
     _check_recipe(recipe, data, network)
-    plan = Plan(recipe, _resolve(recipe, placement, data, machine, network, launch), data, facts, network)
+    plan = Plan(recipe, _resolve(recipe, placement, data, machine, network, launch), network)
     _check_blocks(plan)
     _check_layout(plan)
     _check_mixing(plan)

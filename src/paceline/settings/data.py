@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from paceline.facts import DataFacts
 from paceline.settings.types import Count, Positive, Settings
 
 # Every kind of data has these three, each with defaults of its own.
@@ -23,19 +23,6 @@ Normalization = Annotated[
         "numbers)."
     ),
 ]
-
-
-@dataclass(frozen=True)
-class DataFacts:
-    """What a plan must know of a data set."""
-
-    images: int
-    validation_images: int
-    classes: int
-    side: int
-    channels: int = 3
-    evaluation_side: int | None = None
-    """Where validation images have another side."""
 
 
 class Shapes(Settings):
