@@ -35,7 +35,7 @@ MANY: Shapes = {
     "head.weight": (4, 3),
     "head.bias": (4,),
 }
-"""With equal shapes, tall matrices, a parameter of more than one grain and one of a single number."""
+"""With equal shapes, tall matrices, a parameter of more than one block and one of a single number."""
 RATES = (0.1, 0.2, 0.0, 0.05, 3.0, 0.1)
 """A learning rate that changes, and is zero once."""
 

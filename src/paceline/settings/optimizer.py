@@ -122,7 +122,7 @@ class Muon(Settings):
     """Parameters with one of these words in their name take AdamW too; weights of the last dense layer always do."""
 
 
-Optimizer = Sgd | RmsProp | Lars | Larc | AdamW | Lamb | Muon
+OptimizerSettings = Sgd | RmsProp | Lars | Larc | AdamW | Lamb | Muon
 
 
 class Clip(Settings):

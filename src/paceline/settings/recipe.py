@@ -10,7 +10,7 @@ from paceline.settings.augment import Augment, Mix
 from paceline.settings.data import Data
 from paceline.settings.duration import Duration, Interval, Length
 from paceline.settings.model import Model, split_package
-from paceline.settings.optimizer import Clip, Optimizer, WeightDecay
+from paceline.settings.optimizer import Clip, OptimizerSettings, WeightDecay
 from paceline.settings.schedule import Schedule
 from paceline.settings.types import Count, Fraction, Names, NotNegative, Positive, Settings
 
@@ -144,7 +144,7 @@ class Recipe(Settings):
     """How weights start."""
     freeze: Names = ()
     """Blocks that stand still, norm statistics included; stage1 means every block whose name begins with stage1/."""
-    optimizer: Annotated[Optimizer, Field(discriminator="name")]
+    optimizer: Annotated[OptimizerSettings, Field(discriminator="name")]
     """How gradients become steps."""
     lr_factors: dict[str, NotNegative] = Field(default_factory=dict)
     """What the learning rate of a block is multiplied by, such as {head: 10, stage1: 0.1}."""
