@@ -133,8 +133,8 @@ class Clip(Settings):
     norm: Positive | None = None
     """The gradient of the whole network is scaled down to this norm where it is larger."""
     adaptive: Positive | None = None
-    """Each output's gradient is scaled down to this share of the norm of the output's weights, where it is larger; the
-    last dense layer and parameters with one dimension are left alone."""
+    """Each output's gradient is scaled down to this fraction of the norm of the output's weights where it is larger;
+    the last dense layer and parameters with one dimension are left alone."""
 
 
 class WeightDecay(Settings):
