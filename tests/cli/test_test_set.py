@@ -112,7 +112,7 @@ def test_what_cannot_be_judged_is_told_in_one_line(folder: Path, paceline: Pacel
     shutil.rmtree(folder / "rest/unicorn")
     done = paceline("validate", "run", "--data", "rest", "data.max_bad=0")
     assert done.returncode == 2
-    assert done.stderr.endswith("others than the run's own are judged with validate --test rest\n")
+    assert done.stderr.endswith("evaluate other images than the run's own with validate --test rest\n")
     (folder / "run/data.json").unlink()
     with pytest.raises(RunError, match=r"^--test rest: run was not trained on images in files"):
         to_test()
