@@ -22,7 +22,7 @@ _BETWEEN = re.compile(r"(<!-- keys -->\n).*?(<!-- /keys -->)", re.DOTALL)
 _GROUPS = {
     "layout": "**The same run, cut differently.**",
     "arithmetic": "**The same images and schedule, rounded differently.**",
-    "keeping": "**What stays on disk.**",
+    "keeping": "**What is saved, and where rows of the record go.**",
 }
 
 
@@ -60,7 +60,7 @@ def table(rows: Iterator[Row]) -> str:
 def renewed(text: str, rows: Iterator[Row]) -> str:
     """A page with a new table between its two markers."""
     fresh = table(rows)
-    page, count = _BETWEEN.subn(lambda found: found[1] + fresh + found[2], text)
+    page, count = _BETWEEN.subn(lambda match: match[1] + fresh + match[2], text)
     assert count == 1, "a page has the two markers once"
     return page
 

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from conftest import make_recipe
 from paceline import keyed
+from paceline.facts import NetworkFacts
 from paceline.machine import Machine
 from paceline.optim.build import Optimizer
-from paceline.planning import NetworkFacts, Plan
+from paceline.planning import Plan
 from paceline.reconcile import make_plan
 from paceline.settings.placement import Placement
 
@@ -34,7 +35,7 @@ MANY: Shapes = {
     "head.weight": (4, 3),
     "head.bias": (4,),
 }
-"""With equal shapes, tall matrices, a parameter of more than one grain and one of a single number."""
+"""With equal shapes, tall matrices, a parameter of more than one block and one of a single number."""
 RATES = (0.1, 0.2, 0.0, 0.05, 3.0, 0.1)
 """A learning rate that changes, and is zero once."""
 
@@ -95,7 +96,7 @@ def plan_of(optimizer: str, *words: str, shapes: Shapes = FEW) -> Plan:
     placement = Placement(stochastic_rounding="on.stochastic_rounding=false" not in words)
     assert recipe.data is not None
     blocks = tuple(dict.fromkeys(name.partition(".")[0] for name in shapes))
-    return make_plan(recipe, placement, recipe.data, Machine(1, 1 << 30), NetworkFacts(1, 1, blocks=blocks))
+    return make_plan(recipe, placement, Machine(1, 1 << 30), NetworkFacts(1, 1, blocks=blocks))
 
 
 def everything(weights: dict[str, nn.Parameter], optimizer: Optimizer) -> dict[str, Tensor]:

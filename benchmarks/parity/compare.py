@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.facts import DataFacts
 from paceline.model.batch import Batch
 from paceline.model.build import build_network
 from paceline.model.dropout import Dropout, StochasticDepth
@@ -25,7 +26,6 @@ from paceline.model.norm import Statistics
 from paceline.model.pretrained import load_weights
 from paceline.model.tables import MEMBERS
 from paceline.settings.build import build
-from paceline.settings.data import DataFacts
 from paceline.settings.model import Model
 from paceline.settings.read import parse
 from paceline.settings.recipe import Recipe

@@ -106,7 +106,7 @@ def train(
     recipe: RecipeWord = None, settings: Words = None, data: Data = None, out: Out = None, on: On = None,
     replicas: Replicas = None, device: Device = None,
 ) -> None:  # fmt: skip
-    """Train a recipe; without words, a small network on the built-in images."""
+    """Train a recipe; without one, a small network on built-in images."""
     from paceline.command import train as verb
 
     raise typer.Exit(verb.run(recipe, settings or [], data, out, on, replicas, device))
@@ -116,7 +116,7 @@ def train(
 def resume(
     run: RunFolder, settings: OnWords = None, data: Data = None, replicas: Replicas = None, device: Device = None
 ) -> None:
-    """Continue a run from its newest intact checkpoint, on this or another placement."""
+    """Continue a run from its newest intact checkpoint."""
     from paceline.command import resume as verb
 
     raise typer.Exit(verb.run(run, settings or [], data, replicas, device))
@@ -138,7 +138,7 @@ def validate(
     data: Data = None,
     json: Json = False,
 ) -> None:
-    """Judge a run's newest checkpoint on its validation images, each image once."""
+    """Validate a run's newest checkpoint, each image exactly once."""
     from paceline.command import validate as verb
     from paceline.training.selection import Selection
 
@@ -153,7 +153,7 @@ def average(
     recalibrate: Annotated[int | None, typer.Option("--recalibrate", metavar="IMAGES", help="Take running statistics from so many training images.")] = None,
     data: Data = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Average a run's saved checkpoints into one network, and judge it beside the last."""
+    """Average a run's checkpoints into one network and validate it."""
     from paceline.command import average as verb
 
     raise typer.Exit(verb.run(run, settings or [], last, decay, recalibrate, data, json))
@@ -164,7 +164,7 @@ def replay(
     run: RunFolder, step: Annotated[int, typer.Option("--step", metavar="S", help="The step to look into.")],
     settings: OnWords = None, data: Data = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Take one step of a run again and name the first layer whose output is not finite, and its images."""
+    """Repeat one step and name the first layer that is not finite."""
     from paceline.command import replay as verb
 
     raise typer.Exit(verb.run(run, settings or [], step, data, json))
@@ -177,7 +177,7 @@ def plan(
     yaml: Annotated[bool, typer.Option("--yaml", help="Print every setting and where its value came from.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of recipes and placements, for editors.")] = False,
 ) -> None:  # fmt: skip
-    """Print the whole arithmetic of a run without running it."""
+    """Print every number of a run without running it."""
     from paceline.command import plan as verb
 
     verb.run(recipe, settings or [], data, on, replicas, device, json, yaml, schema)
@@ -192,7 +192,7 @@ def verify(
     full: Annotated[bool, typer.Option("--full", help="Do not shrink a large recipe.")] = False,
     json: Json = False,
 ) -> None:
-    """Prove on this machine that a recipe is the same run on every layout, and after a kill."""
+    """Prove here that a recipe is the same run on every layout."""
     from paceline.command import verify as verb
 
     raise typer.Exit(verb.run(recipe, settings or [], data, steps, full, json))
@@ -201,14 +201,15 @@ def verify(
 @app.command(epilog="Example: paceline recipes cifar10/resnet20 > mine.yaml")
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Print this recipe's page, to copy and edit.")
+        str | None, typer.Argument(metavar="[NAME]", help="Print this recipe's page, or list those of a system.")
     ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="List the recipes that others published, too.")] = False,
     json: Json = False,
 ) -> None:
     """List the recipes that come with Paceline, or print one."""
     from paceline.command import recipes as verb
 
-    verb.run(name, json)
+    verb.run(name, everything, json)
 
 
 @app.command(epilog="Example: paceline models resnet50 --blocks")
@@ -232,7 +233,7 @@ def models(
 
 
 data_app = typer.Typer(
-    help="Look at data sets, check them, pack them for speed, and convert them to other formats.",
+    help="Show, check, pack and convert data sets.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -256,7 +257,7 @@ def data_pack(
     verify: Annotated[bool, typer.Option("--verify", help="Only read the pack SOURCE and compare every checksum.")] = False,
     json: Json = False,
 ) -> None:  # fmt: skip
-    """Write a data set as a pack: the same pixels, faster to decode; goes on where it was stopped."""
+    """Write a data set as a pack, which is faster to decode."""
     from paceline.command import data_pack as verb
 
     verb.run(source, out, settings or [], max_side, quality, processes, verify, json)
@@ -272,7 +273,7 @@ def data_convert(
     shuffle: Annotated[int | None, typer.Option("--shuffle", metavar="SEED", help="Shuffle the samples of the tars by this seed.")] = None,
     json: Json = False,
 ) -> None:  # fmt: skip
-    """Write a data set of any format as WebDataset tars, or as files in class folders."""
+    """Write a data set as WebDataset tars or as class folders."""
     from paceline.command import data_convert as verb
 
     verb.run(source, out, settings or [], to.value, samples, shuffle, json)
@@ -285,13 +286,13 @@ def data_check(
     threads: Annotated[int | None, typer.Option("--threads", metavar="N", min=1, help="Threads that decode; one for each core if left out.")] = None,
     json: Json = False,
 ) -> None:  # fmt: skip
-    """Decode every image once and say which cannot be trained on; exit status 1 where any cannot."""
+    """Decode every image once; exit status 1 if one is damaged."""
     from paceline.command import data_check as verb
 
     raise typer.Exit(verb.run(source, settings or [], threads, json))
 
 
-@data_app.command("show", epilog="Example: paceline data show ~/imagenet imagenet/resnet50-timm-a3 --sheet sheet.png")
+@data_app.command("show", epilog="Example: paceline data show ~/imagenet timm/resnet50-a3 --sheet sheet.png")
 def data_show(
     source: Source,
     words: Annotated[
@@ -301,7 +302,7 @@ def data_show(
     sheet: Annotated[Path | None, typer.Option("--sheet", metavar="FILE.png", help="Write a contact sheet of what augmentation gives.")] = None,
     json: Json = False,
 ) -> None:  # fmt: skip
-    """Print what a data set is: its images, classes, sizes, encodings and bytes."""
+    """Print the images, classes, sizes and bytes of a data set."""
     from paceline.command import data_show as verb
 
     verb.run(source, words or [], sheet, json)
@@ -311,14 +312,14 @@ bench_app = typer.Typer(help="Measure what a recipe gets of this machine.", no_a
 app.add_typer(bench_app, name="bench")
 
 
-@bench_app.command("data", epilog="Example: paceline bench data imagenet/resnet50-nvidia --data ~/imagenet")
+@bench_app.command("data", epilog="Example: paceline bench data nvidia/resnet50 --data ~/imagenet")
 def bench_data(
     recipe: RecipeWord = None, settings: Words = None, data: Data = None, on: On = None, device: Device = None,
     images: Annotated[int, typer.Option("--images", metavar="N", min=1, help="Training images that are measured on.")] = 256,
     seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.001, help="How long each measurement takes at most.")] = 1.0,
     json: Json = False,
 ) -> None:  # fmt: skip
-    """Measure reading, decoding, resizing and sending images apart, and what packs and threads would give."""
+    """Measure reading, decoding, resizing and sending images."""
     from paceline.command import bench_data as verb
 
     verb.run(recipe, settings or [], data, on, device, images, seconds, json)

@@ -149,7 +149,7 @@ def plan_job(
     data: Data = recipe.data
     machine, launch = this_machine(), launched()
     network = tables.network_facts(recipe.model, data.facts)
-    plan = make_plan(recipe, placement, data, machine, network, launch)
+    plan = make_plan(recipe, placement, machine, network, launch)
     return Job(name, plan, placement, folder, written, placed, machine, launch, words, test)
 
 

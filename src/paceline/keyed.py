@@ -1,7 +1,7 @@
 """Random numbers that are looked up, not drawn: every number is a pure function of a key, a position and an index.
 
 The generator is Philox-4x32 with ten rounds (Salmon et al., 2011). It is written once, in 64-bit integer arithmetic
-that NumPy, torch on the CPU and torch on CUDA all do exactly, so the three give the same bits.
+that is exact in NumPy, torch on the CPU and torch on CUDA, so all three give the same bits.
 """
 
 from __future__ import annotations
@@ -60,54 +60,54 @@ def uniforms(high: Any, low: Any) -> Any:
 
 
 def host_uniforms(key: int, count: int) -> NDArray[np.float64]:
-    """`count` uniforms in [0, 1) of one key, made on the host."""
+    """`count` uniforms in [0, 1) for a key, computed on the host."""
     a, b, c, d = words(key, np.arange((count + 1) // 2, dtype=np.int64))
     return np.stack([uniforms(a, b), uniforms(c, d)], axis=1).reshape(-1)[:count].astype(np.float64)
 
 
 def permutation(key: int, count: int) -> NDArray[np.int64]:
-    """An order of 0 .. count-1 that depends on the key alone."""
+    """A permutation of 0 .. count-1 that depends on the key alone."""
     a, b, c, d = words(key, np.arange((count + 1) // 2, dtype=np.int64))
     rank = np.stack([(a << 32) | b, (c << 32) | d], axis=1).reshape(-1)[:count]
     return np.argsort(rank, kind="stable").astype(np.int64)
 
 
 def normals(key: int, count: int, limit: float | None = None) -> NDArray[np.float64]:
-    """`count` standard normal numbers, within +-`limit` when given, the same bits on every host."""
+    """`count` standard normal numbers, truncated to +-`limit` if there is one; the same bits on every host."""
     tail = 0.0 if limit is None else _normal_tail(limit)
-    shares = tail + (1 - 2 * tail) * _inside(host_uniforms(key, count))
+    quantiles = tail + (1 - 2 * tail) * _inside(host_uniforms(key, count))
     block = 1 << 15  # small enough to stay in a core's cache through the many passes below
-    parts = [_normal_quantiles(shares[start : start + block]) for start in range(0, count, block)]
-    return np.concatenate(parts) if parts else shares
+    parts = [_normal_quantiles(quantiles[start : start + block]) for start in range(0, count, block)]
+    return np.concatenate(parts) if parts else quantiles
 
 
 def normals_of(high: NDArray[np.int64], low: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Standard normal numbers, from two words each, made on the host."""
+    """Standard normal numbers from two words each, computed on the host."""
     return _normal_quantiles(_inside(uniforms(high, low)))
 
 
-def _inside(share: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The same share, but never 0 or 1, which no normal number has below it."""
-    inside: NDArray[np.float64] = np.minimum(share + 2.0**-54, 1 - 2.0**-53)
+def _inside(fraction: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The fraction, but never 0 or 1, at which the normal quantile is infinite."""
+    inside: NDArray[np.float64] = np.minimum(fraction + 2.0**-54, 1 - 2.0**-53)
     return inside
 
 
 def normal_quantiles(count: int) -> NDArray[np.float64]:
-    """The normal numbers that divide its distribution into `count` equal parts, each part's middle."""
+    """The middles of `count` equally likely slices of the normal distribution."""
     return _normal_quantiles((np.arange(count) + 0.5) / count)
 
 
-def _normal_quantiles(share: NDArray[np.float64]) -> NDArray[np.float64]:
+def _normal_quantiles(fraction: NDArray[np.float64]) -> NDArray[np.float64]:
     """The inverse of the normal distribution by Wichura's rational approximations (AS 241, good to 1e-16).
 
     Only exact IEEE operations are used: NumPy's own log differs in the last bit between processors.
     """
-    from_middle = share - 0.5
+    from_middle = fraction - 0.5
     central = np.abs(from_middle) <= 0.425
     squared = 0.180625 - from_middle * from_middle
     middle = from_middle * _polynomial(_MIDDLE[0], squared) / _polynomial(_MIDDLE[1], squared)
-    # Where the middle formula is used, 1 stands in for the share, so that the tails never see a wrong argument.
-    r = np.sqrt(-_log(np.where(central, 1.0, np.minimum(share, 1 - share))))
+    # Where the middle formula is used, 1 stands in for the fraction, so that the tails never see a wrong argument.
+    r = np.sqrt(-_log(np.where(central, 1.0, np.minimum(fraction, 1 - fraction))))
     near = _polynomial(_NEAR[0], r - 1.6) / _polynomial(_NEAR[1], r - 1.6)
     far = _polynomial(_FAR[0], r - 5.0) / _polynomial(_FAR[1], r - 5.0)
     outer = np.copysign(np.where(r <= 5.0, near, far), from_middle)
@@ -115,7 +115,7 @@ def _normal_quantiles(share: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _normal_tail(limit: float) -> float:
-    """The share of a normal distribution below -limit."""
+    """The fraction of a normal distribution below -limit."""
     return math.erfc(limit / math.sqrt(2)) / 2
 
 

@@ -61,7 +61,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
 
 def first_host(nodes: str) -> str:
     """The first host of a Slurm node list such as 'gpu[003-007,9],login1'."""
-    found = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
-    if not found:
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
+    if not first:
         raise PlanError("Slurm gave no node list; set MASTER_ADDR to the first host's name")
-    return re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", found[0])
+    return re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", first[0])

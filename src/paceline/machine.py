@@ -40,11 +40,11 @@ def this_machine() -> Machine:
             for row in rows
             if word == row[0] or row[3].startswith(word) or (word.startswith("MIG-") and row is rows[0])
         ]
-    there = os.cpu_count() or 1
-    cores = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there, _quota())
+    total = os.cpu_count() or 1
+    cores = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total, _quota())
     return Machine(
         cores=cores,
-        bound=cores < there,
+        bound=cores < total,
         memory=_memory(),
         accelerators=len(rows),
         accelerator=rows[0][1] if rows else "",

@@ -3,45 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import islice
 
-from paceline.errors import PlanError
-from paceline.settings.data import Data, DataFacts
+from paceline.facts import DataFacts, NetworkFacts
+from paceline.settings.data import Data
 from paceline.settings.duration import Duration, Rhythm
 from paceline.settings.placement import ResolvedPlacement
 from paceline.settings.recipe import BatchNorm, Recipe
-
-
-@dataclass(frozen=True)
-class NetworkFacts:
-    """What a plan must know of a network, from the model tables."""
-
-    parameters: int
-    activations: int
-    """Numbers kept for the backward pass, for one image."""
-    smallest_side: int = 1
-    last_side: int = 2
-    """Pixels a side that the last norm sees."""
-    blocks: tuple[str, ...] = ()
-    """The names of its blocks, in order."""
-    norms: bool = True
-    """Whether it has any norms."""
-    auxiliary: bool = False
-    """Whether it is an auxiliary head that needs the smallest side."""
-
-    def chosen(self, key: str, names: Iterable[str]) -> list[str]:
-        """The blocks that names stand for: a block, a stage of blocks, or all; a wrong one lists the right ones."""
-        found: set[str] = set()
-        for name in names:
-            meant = [block for block in self.blocks if name in ("all", block) or block.startswith(f"{name}/")]
-            if not meant:
-                raise PlanError(f"{key}: the network has no block '{name}'; it has {', '.join(self.blocks)}")
-            found.update(meant)
-        return [block for block in self.blocks if block in found]
 
 
 @dataclass(frozen=True)
@@ -50,9 +21,18 @@ class Plan:
 
     recipe: Recipe
     placement: ResolvedPlacement
-    data: Data
-    facts: DataFacts
     network: NetworkFacts
+
+    @property
+    def data(self) -> Data:
+        """The images, which are located by now."""
+        assert self.recipe.data is not None
+        return self.recipe.data
+
+    @cached_property
+    def facts(self) -> DataFacts:
+        """The numbers of the images."""
+        return self.data.facts
 
     @property
     def frozen(self) -> list[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 from paceline.errors import PlanError
+from paceline.facts import DataFacts, NetworkFacts
 from paceline.launch import Launch
 from paceline.machine import Machine
-from paceline.planning import NetworkFacts, Plan, norm_batch_of
+from paceline.planning import Plan, norm_batch_of
 from paceline.settings.augment import Crop
-from paceline.settings.data import Center, Data, DataFacts, Files
+from paceline.settings.data import Center, Data, Files
 from paceline.settings.model import External, Residual
 from paceline.settings.placement import Placement, ResolvedPlacement
 from paceline.settings.recipe import GroupNorm, Recipe
@@ -18,16 +19,16 @@ from paceline.settings.recipe import GroupNorm, Recipe
 def make_plan(
     recipe: Recipe,
     placement: Placement,
-    data: Data,
     machine: Machine,
     network: NetworkFacts,
     launch: Launch | None = None,
 ) -> Plan:
-    """Reconcile the two; `launch` says how many processes a launcher has started already."""
-    facts = data.facts
+    """Reconcile the two; the recipe names its data, and `launch` says how many processes a launcher has started."""
+    data = recipe.data
+    assert data is not None
     _check_files(recipe, data, placement.data_on_device)
     _check_recipe(recipe, data, network)
-    plan = Plan(recipe, _resolve(recipe, placement, data, machine, network, launch), data, facts, network)
+    plan = Plan(recipe, _resolve(recipe, placement, data, machine, network, launch), network)
     _check_blocks(plan)
     _check_layout(plan)
     _check_mixing(plan)
@@ -66,10 +67,10 @@ def _check_recipe(recipe: Recipe, data: Data, network: NetworkFacts) -> None:
             f"{recipe.model.name} needs images of at least {network.smallest_side} pixels a side, "
             f"and these have {facts.side}{less}"
         )
-    for key, given in (("mean", data.mean), ("std", data.std)):
-        if len(given) != facts.channels:
+    for key, values in (("mean", data.mean), ("std", data.std)):
+        if len(values) != facts.channels:
             raise PlanError(
-                f"data.{key} has {len(given)} values, and the images have {facts.channels} channels; write as many"
+                f"data.{key} has {len(values)} values, and the images have {facts.channels} channels; write as many"
             )
     if recipe.drop_last and facts.images < recipe.global_batch:
         raise PlanError(
@@ -99,8 +100,8 @@ def _check_files(recipe: Recipe, data: Data, data_on_device: bool | str) -> None
     """Settings that are for data in files, or for pictures of one size only."""
     augment = recipe.augment
     if not isinstance(data, Files):
-        for key, given in (("augment.crop", augment.crop != Crop()), ("augment.python", augment.python is not None)):
-            if given:
+        for key, written in (("augment.crop", augment.crop != Crop()), ("augment.python", augment.python is not None)):
+            if written:
                 raise PlanError(f"{key} is for data in files, and {data.name} has pictures of one size; leave it out")
         return
     if augment.pad:
@@ -117,8 +118,8 @@ def _check_files(recipe: Recipe, data: Data, data_on_device: bool | str) -> None
 
 def _check_pictures(recipe: Recipe, facts: DataFacts, network: NetworkFacts) -> None:
     augment = recipe.augment
-    for key, given in (("augment.policy", augment.policy is not None), ("augment.color", augment.color.active)):
-        if given and facts.channels != 3:
+    for key, written in (("augment.policy", augment.policy is not None), ("augment.color", augment.color.active)):
+        if written and facts.channels != 3:
             raise PlanError(f"{key} is for images of three channels, and these have {facts.channels}; leave it out")
     if augment.side and isinstance(recipe.model, External):
         raise PlanError("augment.side is for networks of Paceline's; leave it out, or choose one of them")
@@ -234,9 +235,9 @@ def _images_that_fit(device: str, precision: str, replicas: int, machine: Machin
 def _best_micro_batch(recipe: Recipe, norm_batch: int | None, replicas: int, room: int) -> int:
     """The size with the least work for the busiest replica, each forward pass counting as eight images more."""
     global_batch = recipe.global_batch
-    able = [m for m in _divisors(global_batch) if fits(global_batch, norm_batch, replicas, m)]
-    able = [m for m in able if mixes(recipe, m)] or able
-    small = [m for m in able if m <= room] or able[:1]
+    fitting = [m for m in _divisors(global_batch) if fits(global_batch, norm_batch, replicas, m)]
+    fitting = [m for m in fitting if mixes(recipe, m)] or fitting
+    small = [m for m in fitting if m <= room] or fitting[:1]
     return min(small, key=lambda m: (math.ceil(global_batch / m / replicas) * (m + 8), -m))
 
 
@@ -244,8 +245,8 @@ def _check_layout(plan: Plan) -> None:
     G, n, R, m = plan.global_batch, plan.norm_batch, plan.replicas, plan.micro_batch  # noqa: N806 - the design's letters
     if fits(G, n, R, m):
         return
-    able = [d for d in _divisors(G) if fits(G, n, R, d)]
-    close = min(able, key=lambda d: (abs(d - m), -d))
+    fitting = [d for d in _divisors(G) if fits(G, n, R, d)]
+    close = min(fitting, key=lambda d: (abs(d - m), -d))
     if G % m:
         raise PlanError(
             f"on.micro_batch {m} does not divide global_batch {G}; the nearest that fits is on.micro_batch={close}"
@@ -268,10 +269,10 @@ def _check_mixing(plan: Plan) -> None:
         raise PlanError("mix.switch_probability chooses between mixup and cutmix; write both, or leave it out")
     if mixes(plan.recipe, m):
         return
-    able = [d for d in _divisors(G) if fits(G, n, R, d) and mixes(plan.recipe, d)]
+    fitting = [d for d in _divisors(G) if fits(G, n, R, d) and mixes(plan.recipe, d)]
     blocks = [d for d in _divisors(m) if d > 1]
-    if able:
-        remedy = f"the nearest that fits is on.micro_batch={min(able, key=lambda d: (abs(d - m), d))}"
+    if fitting:
+        remedy = f"the nearest that fits is on.micro_batch={min(fitting, key=lambda d: (abs(d - m), d))}"
     elif blocks:
         remedy = f"no micro-batch of this recipe fits; write mix.block={min(blocks, key=lambda d: abs(d - mix.block))}"
     else:
@@ -280,11 +281,11 @@ def _check_mixing(plan: Plan) -> None:
 
 
 def _check_average(plan: Plan) -> None:
-    last, found = plan.recipe.average.last, len(plan.averaged_steps)
-    if last is not None and found < last:
+    last, count = plan.recipe.average.last, len(plan.averaged_steps)
+    if last is not None and count < last:
         raise PlanError(
-            f"average.last={last}, and of this run's steps {found} are {plan.recipe.average.every} apart; "
-            f"write average.last={found} or a shorter average.every"
+            f"average.last={last}, and of this run's steps {count} are {plan.recipe.average.every} apart; "
+            f"write average.last={count} or a shorter average.every"
         )
 
 

@@ -15,22 +15,28 @@ Number = TypeVar("Number", int, float)
 
 def lr(plan: Plan, step: int) -> float:
     """The learning rate of step number `step`, counted from 0."""
-    peak, steps, warm, schedule = plan.peak_lr, plan.steps, plan.warm_steps, plan.recipe.schedule
-    if isinstance(schedule, Polynomial):
-        return _polynomial(schedule, peak, step + schedule.first, steps, warm)
-    if isinstance(schedule, Cosine):
-        return _cosine(plan, schedule, peak, step)
+    peak, warm, schedule = plan.peak_lr, plan.warm_steps, plan.recipe.schedule
     climb = step / warm if step < warm else 1.0
-    return _climbed(schedule, climb, peak * _fall(plan, schedule, step))
+    match schedule:
+        case Constant():
+            return _climbed(schedule, climb, peak)
+        case Stepped():
+            drops = sum(step > plan.steps_in(drop) for drop in schedule.drops)
+            return _climbed(schedule, climb, peak * math.pow(schedule.factor, drops))
+        case Exponential():
+            falls = math.floor(step / plan.steps_in(schedule.every))
+            return _climbed(schedule, climb, peak * math.pow(schedule.factor, falls))
+        case Cosine():
+            return _cosine(plan, schedule, peak, step)
+        case Polynomial():
+            return _polynomial(schedule, peak, step + schedule.first, plan.steps, warm)
 
 
 def loss_scale(plan: Plan, step: int) -> float:
     """What the loss of a step is multiplied by, where that is not left to the gradients."""
-    given = plan.placement.loss_scale
-    assert given != "dynamic"
-    if not isinstance(given, dict):
-        return float(given)
-    return _since(plan, given, step, 1.0)
+    scale = plan.placement.loss_scale
+    assert scale != "dynamic"
+    return _since(plan, scale, step, 1.0) if isinstance(scale, dict) else float(scale)
 
 
 def side(plan: Plan, step: int) -> int:
@@ -38,28 +44,17 @@ def side(plan: Plan, step: int) -> int:
     return _since(plan, plan.recipe.augment.side, step, plan.facts.side)
 
 
-def _since(plan: Plan, given: dict[str, Number], step: int, before: Number) -> Number:
-    """What was given for the latest time that has come, and `before` the first of them."""
-    begun = {plan.steps_in(Duration.parse(when)): value for when, value in given.items()}
-    due = [start for start in begun if start <= step]
-    return begun[max(due)] if due else before
-
-
-def _fall(plan: Plan, schedule: Constant | Stepped | Exponential, step: int) -> float:
-    """What the peak is multiplied by, warm-up apart."""
-    match schedule:
-        case Constant():
-            return 1.0
-        case Stepped():
-            return math.pow(schedule.factor, sum(step > plan.steps_in(drop) for drop in schedule.drops))
-        case Exponential():
-            return math.pow(schedule.factor, math.floor(step / plan.steps_in(schedule.every)))
+def _since(plan: Plan, values: dict[str, Number], step: int, before: Number) -> Number:
+    """The value of the latest time that has come, and `before` until the first of them."""
+    by_start = {plan.steps_in(Duration.parse(when)): value for when, value in values.items()}
+    begun = [start for start in by_start if start <= step]
+    return by_start[max(begun)] if begun else before
 
 
 def _cosine(plan: Plan, schedule: Cosine, peak: float, step: int) -> float:
     """The value at the beginning of the stretch that the step belongs to."""
     stretch, warm, steps, count = Fraction(1), Fraction(plan.warm_steps), Fraction(plan.steps), Fraction(step)
-    if schedule.every is not None:  # whole stretches are whole shares of the run, so nothing is rounded to steps
+    if schedule.every is not None:  # stretches are fractions of the run, so nothing is rounded to steps
         stretch, warm = plan.steps_in(schedule.every), plan.steps_in(schedule.warmup)
         steps = plan.steps_in(Duration(Fraction(str(plan.recipe.epochs)), "epochs"))
         count = stretch * math.floor(step / stretch)
@@ -71,7 +66,7 @@ def _cosine(plan: Plan, schedule: Cosine, peak: float, step: int) -> float:
 
 
 def _climbed(schedule: Schedule, climb: float, rate: float) -> float:
-    """How far warm-up has come, a share from 0 to 1, on its way to the rate that it makes way for."""
+    """The learning rate when warm-up has come a fraction `climb` of its way to `rate`."""
     return schedule.start + (rate - schedule.start) * climb if climb < 1 else rate
 
 

@@ -28,7 +28,7 @@ def test_a_plan_names_the_network_the_data_the_optimizer_and_the_schedule(paceli
     rows = table(printed)
     assert rows["network"] == "resnet8, 75,290 parameters"
     assert rows["data"] == "shapes, drawn by Paceline"
-    assert rows["optimizer"] == "momentum, lr 0.2, nesterov true"
+    assert rows["optimizer"] == "sgd, lr 0.2, momentum 0.9, nesterov true"
     assert rows["schedule"] == "cosine, warmup 1 epoch"
     assert "note" not in printed
 
@@ -57,9 +57,9 @@ def test_a_plan_notes_a_batch_larger_than_the_data_and_epochs_that_end_elsewhere
     (tmp_path / "small.yaml").write_text(SMALL)
     printed = paceline("plan", "small.yaml", "global_batch=128").stdout
     assert "note: one step of 128 images is more than all 96 training images; a smaller global_batch" in printed
-    assert "note: 1 whole steps make 1.33 epochs, not the 1 asked for" in printed
+    assert "note: epochs is 1, and whole steps make 1.33 (1 step)" in printed
     facts = json.loads(paceline("plan", "small.yaml", "global_batch=64", "--json").stdout)
-    assert facts["notes"] == ["1 whole steps make 0.667 epochs, not the 1 asked for"]
+    assert facts["notes"] == ["epochs is 1, and whole steps make 0.667 (1 step)"]
     assert json.loads(paceline("plan", "small.yaml", "--json").stdout)["notes"] == []
 
 

@@ -18,11 +18,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.facts import DataFacts
 from paceline.model.build import build_network
 from paceline.model.network import Network
 from paceline.model.tables import MEMBERS, member, smallest_side
 from paceline.settings.build import build
-from paceline.settings.data import DataFacts
 from paceline.settings.read import parse
 from paceline.settings.recipe import Recipe
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from conftest import make_recipe
 from paceline import reconcile as planning
 from paceline.data.load.order import evaluation_images, micro_batch_positions, training_order
+from paceline.facts import NetworkFacts
 from paceline.machine import Machine
-from paceline.planning import NetworkFacts, Plan
+from paceline.planning import Plan
 from paceline.settings.data import Made
 from paceline.settings.placement import Placement
 from paceline.settings.recipe import NoNorm
@@ -38,7 +39,7 @@ class Case:
         changes = {"data": data, "global_batch": self.batch, "drop_last": self.drop_last, "seed": self.seed}
         recipe = BASE.model_copy(update={**changes, "norm_batch": None, "norm": NoNorm(name="none")})
         placement = Placement(replicas=replicas or self.replicas, micro_batch=micro_batch or self.micro_batch)
-        return planning.make_plan(recipe, placement, data, MACHINE, NetworkFacts(1, 1))
+        return planning.make_plan(recipe, placement, MACHINE, NetworkFacts(1, 1))
 
 
 @st.composite

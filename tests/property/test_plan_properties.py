@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from conftest import make_recipe
 from paceline import reconcile as planning
 from paceline.errors import PlanError
+from paceline.facts import NetworkFacts
 from paceline.machine import Machine
-from paceline.planning import NetworkFacts, Plan
+from paceline.planning import Plan
 from paceline.settings.data import Made
 from paceline.settings.placement import Placement
 from paceline.settings.recipe import Recipe
@@ -28,7 +29,7 @@ def recipe_of(**changes: object) -> Recipe:
 
 def plan_of(recipe: Recipe, **on: object) -> Plan:
     assert recipe.data is not None
-    return planning.make_plan(recipe, Placement.model_validate(on), recipe.data, MACHINE, NetworkFacts(1000, 1000))
+    return planning.make_plan(recipe, Placement.model_validate(on), MACHINE, NetworkFacts(1000, 1000))
 
 
 def lies_well(batch: int, norm_batch: int | None, replicas: int, micro_batch: int) -> bool:

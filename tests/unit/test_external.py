@@ -21,7 +21,7 @@ from paceline.model.dropout import Dropout, DropoutMasks, StochasticDepth
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct, GroupNormAct, Statistics, norm_parameters
 from paceline.model.whole import Whole
-from paceline.optim.build import decays, group, head, ruled
+from paceline.optim.build import assign_rules, decays, head_weights, parameter_groups
 from paceline.optim.lars import LarsRule
 from paceline.optim.muon import MuonRule
 from paceline.settings.model import External
@@ -236,7 +236,7 @@ def test_the_word_norm_means_norms_whatever_another_package_calls_them() -> None
     decay = WeightDecay(rate=0.1, skip_names=("norm",))
     plan = make_plan("model=timm:small", "optimizer={name: lars, lr: 1}")
     assert {name for name, p in named.items() if not decays(decay, name, p, norms)} == norms
-    pairs = ruled(plan, group(plan, named, norms), norms, set())
+    pairs = assign_rules(plan, parameter_groups(plan, named, norms), norms, set())
     skipped = {name for some, rule in pairs if isinstance(rule, LarsRule) and rule.skipped for name in some.parameters}
     assert skipped == {name for name, parameter in named.items() if parameter.dim() == 1}  # biases by their name
 
@@ -244,7 +244,7 @@ def test_the_word_norm_means_norms_whatever_another_package_calls_them() -> None
 def test_muon_leaves_the_weights_that_decide_between_classes_to_adamw_whatever_they_are_called() -> None:
     named = dict(build("timm:small").named_parameters())
     plan = make_plan("model=timm:small", "optimizer={name: muon, lr: 1}")
-    pairs = ruled(plan, group(plan, named), set(), head(plan, named))
+    pairs = assign_rules(plan, parameter_groups(plan, named), set(), head_weights(plan, named))
     made = {name for some, rule in pairs if isinstance(rule, MuonRule) for name in some.parameters}
     assert made == {f"network.network.{name}.weight" for name in ("conv1", "block.0", "hidden.0")}
 

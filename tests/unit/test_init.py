@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from conftest import make_recipe
+from paceline.facts import DataFacts
 from paceline.model.build import build_network
 from paceline.model.init import initialize, published
 from paceline.model.norm import NormAct
 from paceline.model.resnet import ResidualUnit
 from paceline.settings import model
-from paceline.settings.data import DataFacts
 from paceline.settings.model import Model
 from paceline.settings.recipe import Init
 

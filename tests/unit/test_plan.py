@@ -10,9 +10,10 @@ import pytest
 from conftest import SMALL, make_plan, make_recipe
 from paceline import reconcile as planning
 from paceline.errors import PlanError, UserError
+from paceline.facts import NetworkFacts
 from paceline.launch import Launch
 from paceline.machine import Machine
-from paceline.planning import NetworkFacts, Plan
+from paceline.planning import Plan
 from paceline.settings import placement
 from paceline.settings.placement import Placement
 
@@ -33,7 +34,7 @@ def decide(
     """The plan of a small recipe on a placement and a machine."""
     recipe = make_recipe(*words)
     assert recipe.data is not None
-    return planning.make_plan(recipe, Placement.model_validate(on), recipe.data, machine, network, launch)
+    return planning.make_plan(recipe, Placement.model_validate(on), machine, network, launch)
 
 
 def test_every_placement_key_is_of_exactly_one_kind() -> None:
@@ -44,7 +45,7 @@ def test_every_placement_key_is_of_exactly_one_kind() -> None:
 def test_what_the_design_calls_layout_and_arithmetic_is_marked_so() -> None:
     assert {"replicas", "micro_batch", "loader_workers", "data_on_device"} <= set(placement.keys("layout"))
     assert {"device", "precision", "compile", "deterministic"} <= set(placement.keys("arithmetic"))
-    assert {"about", "save", "keep_last", "keep_best", "keep_every"} == set(placement.keys("keeping"))
+    assert {"about", "save", "keep_last", "keep_best", "keep_every", "sinks"} == set(placement.keys("keeping"))
 
 
 def test_no_auto_is_left_in_a_plan() -> None:

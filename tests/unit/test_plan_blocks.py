@@ -8,7 +8,7 @@ import pytest
 
 from conftest import make_plan
 from paceline.errors import PlanError
-from paceline.planning import NetworkFacts
+from paceline.facts import NetworkFacts
 
 RESNET8 = ["stem", "stage1/unit1", "stage2/unit1", "stage3/unit1", "head"]
 NETWORK = NetworkFacts(1, 1, blocks=("stem", *(f"stage1/unit{n}" for n in range(1, 12)), "stage2/unit1", "top", "head"))

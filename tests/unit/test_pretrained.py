@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from conftest import make_plan, make_session
 from paceline import checkpoint
 from paceline.errors import DataError, UserError
+from paceline.facts import DataFacts
 from paceline.model.batch import Chain
 from paceline.model.inception import Auxiliary
 from paceline.model.layers import Head
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
 from paceline.model.pretrained import LoadedWeights, load_weights, read_weights
-from paceline.settings.data import DataFacts
 from paceline.training.restore import restore_newest
 from paceline.training.save import to_files
 from paceline.training.state import State, build_state, initialize_state

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from files_made import clean_pictures, file_plan
 
+from image_files import clean_pictures, file_plan
 from paceline.data.load.image_files import ImageFiles, open_splits
 from paceline.data.load.quarantine import QUARANTINE, Quarantine, quarantined
 from paceline.errors import DataError

@@ -37,204 +37,205 @@ OWN = {
 """Recipes of Paceline's own."""
 
 PUBLISHED = """
-# recipe                         batch norm ep. optim.   momentum peak       schedule    warm decay  smooth area sides
-resnet8-graphcore                     32   32  10 sgd      -        0.5        stepped        5 1e-6        0 -    32
+# recipe                                  batch norm ep. optim. momentum peak, schedule  warm decay smooth area sides
+graphcore/resnet8                            32  32  10 sgd     0        0.5      stepped      5 1e-6     0 -    32
 # Graphcore TF1, releases 2.2 to 3.0
-resnet50-momentum-2304              2304   32  44 sgd      0.9      4.588      polynomial     5 2.5e-5    0.1 0.05 224
-resnet50-momentum-1920              1920   40  40 sgd      0.9      3.824      polynomial     5 2.5e-5    0.1 0.05 224
-resnet50-momentum-1920-44epochs     1920   40  44 sgd      0.9      3.824      polynomial     5 2.5e-5    0.1 0.05 224
-resnet50-momentum-2560              2560   40  41 sgd      0.9      5.098      polynomial     5 2.5e-5    0.1 0.05 224
-resnet50-momentum-2560-45epochs     2560   40  45 sgd      0.9      5.098      polynomial     5 2.5e-5    0.1 0.05 224
-resnet50-momentum-2048              2048   32  41 sgd      0.9      4.078      polynomial     5 2.5e-5    0.1 0.05 224
-resnet50-momentum-5120              5120   40  41 sgd      0.9      4.078      polynomial     5 2.5e-5    0.1 0.05 224
-resnet50-lars-1920                  1920   40  38 lars     0.9      7.3        polynomial     2 5e-5      0.1 0.05 224
-resnet50-lars-2560                  2560   40  40 lars     0.9      9          polynomial     2 5e-5      0.1 0.05 224
-resnet50-lars-3584                  3584   28  44 lars     0.9      10.5       polynomial     2 5e-5      0.1 0.05 224
-resnet50-lars-3200                  3200   40  38 lars     0.9      10.72      polynomial     2 5e-5      0.1 0.05 224
-resnet50-lars-3840                  3840   40  38 lars     0.9      12.15      polynomial     2 5e-5      0.1 0.05 224
-resnet50-lars-5120                  5120   40  41 lars     0.9      12.1       polynomial     2 5e-5      0.1 0.05 224
-resnet50-lars-10240                10240   40  45 lars     0.9      20.2       polynomial     2 5e-5      0.1 0.05 224
-resnet50-lars-3520                  3520   44  38 lars     0.9      10.72      polynomial     2 5e-5      0.1 0.05 224
-resnet50-lars-4224                  4224   44  38 lars     0.9      11.42      polynomial     2 5e-5      0.1 0.05 224
-resnet50-lars-5120-40epochs         5120   40  40 lars     0.9      14.225     polynomial     2 5e-5      0.1 0.05 224
-resnet50-group-norm-1024            1024    -  65 sgd      0.9      0.5        cosine         5 1e-4      0.1 0.05 224
-resnet50-momentum-16384            16384   16 100 sgd      0.9      2.0        cosine         5 1e-4      0.1 0.05 224
-resnext101-graphcore                 768    - 120 sgd      0.9      0.375      cosine         5 1e-4      0.1 0.05 224
-efficientnet-b4-graphcore            768    - 350 rmsprop  0.9      0.046875   exponential    5 1e-5      0.1 0.05 380
-efficientnet-b4-g16-graphcore-800    800    - 350 rmsprop  0.9      0.04882812 exponential    5 1e-5      0.1 0.05 380
-efficientnet-b4-g16-graphcore-640    640    - 350 rmsprop  0.9      0.0390625  exponential    5 1e-5      0.1 0.05 380
-efficientnet-b4-g16-lars-3040       3040    - 350 lars     0.9      4.198447   polynomial    50 0         0.1 0.05 380
-efficientnet-b4-g16-lars-6144       6144    - 350 lars     0.885    8.485281   polynomial    70 0         0.1 0.05 380
-efficientnet-b4-lars-6144           6144   48 350 lars     0.885    6.0        polynomial    70 0         0.1 0.05 380
+graphcore/resnet50-momentum-2304           2304  32  44 sgd     0.9      4.588    polynomial   5 2.5e-5 0.1 0.05 224
+graphcore/resnet50-momentum-1920           1920  40  40 sgd     0.9      3.824    polynomial   5 2.5e-5 0.1 0.05 224
+graphcore/resnet50-momentum-1920-44epochs  1920  40  44 sgd     0.9      3.824    polynomial   5 2.5e-5 0.1 0.05 224
+graphcore/resnet50-momentum-2560           2560  40  41 sgd     0.9      5.098    polynomial   5 2.5e-5 0.1 0.05 224
+graphcore/resnet50-momentum-2560-45epochs  2560  40  45 sgd     0.9      5.098    polynomial   5 2.5e-5 0.1 0.05 224
+graphcore/resnet50-momentum-2048           2048  32  41 sgd     0.9      4.078    polynomial   5 2.5e-5 0.1 0.05 224
+graphcore/resnet50-momentum-5120           5120  40  41 sgd     0.9      4.078    polynomial   5 2.5e-5 0.1 0.05 224
+graphcore/resnet50-lars-1920               1920  40  38 lars    0.9      7.3      polynomial   2 5e-5   0.1 0.05 224
+graphcore/resnet50-lars-2560               2560  40  40 lars    0.9      9        polynomial   2 5e-5   0.1 0.05 224
+graphcore/resnet50-lars-3584               3584  28  44 lars    0.9      10.5     polynomial   2 5e-5   0.1 0.05 224
+graphcore/resnet50-lars-3200               3200  40  38 lars    0.9      10.72    polynomial   2 5e-5   0.1 0.05 224
+graphcore/resnet50-lars-3840               3840  40  38 lars    0.9      12.15    polynomial   2 5e-5   0.1 0.05 224
+graphcore/resnet50-lars-5120               5120  40  41 lars    0.9      12.1     polynomial   2 5e-5   0.1 0.05 224
+graphcore/resnet50-lars-10240             10240  40  45 lars    0.9      20.2     polynomial   2 5e-5   0.1 0.05 224
+graphcore/resnet50-lars-3520               3520  44  38 lars    0.9      10.72    polynomial   2 5e-5   0.1 0.05 224
+graphcore/resnet50-lars-4224               4224  44  38 lars    0.9      11.42    polynomial   2 5e-5   0.1 0.05 224
+graphcore/resnet50-lars-5120-40epochs      5120  40  40 lars    0.9      14.225   polynomial   2 5e-5   0.1 0.05 224
+graphcore/resnet50-group-norm-1024         1024   -  65 sgd     0.9      0.5      cosine       5 1e-4   0.1 0.05 224
+graphcore/resnet50-momentum-16384         16384  16 100 sgd     0.9      2.0      cosine       5 1e-4   0.1 0.05 224
+graphcore/resnext101                        768   - 120 sgd     0.9      0.375    cosine       5 1e-4   0.1 0.05 224
+graphcore/efficientnet-b4                   768   - 350 rmsprop 0.9      0.046875 exponential  5 1e-5   0.1 0.05 380
+graphcore/efficientnet-b4-g16-800           800   - 350 rmsprop 0.9      0.04882812 exponential  5 1e-5   0.1 0.05 380
+graphcore/efficientnet-b4-g16-640           640   - 350 rmsprop 0.9      0.0390625 exponential  5 1e-5   0.1 0.05 380
+graphcore/efficientnet-b4-g16-lars-3040    3040   - 350 lars    0.9      4.198447 polynomial  50 0      0.1 0.05 380
+graphcore/efficientnet-b4-g16-lars-6144    6144   - 350 lars    0.885    8.485281 polynomial  70 0      0.1 0.05 380
+graphcore/efficientnet-b4-lars-6144        6144  48 350 lars    0.885    6.0      polynomial  70 0      0.1 0.05 380
 # Graphcore PyTorch, releases 2.0 to 3.4
-resnet50-graphcore-pytorch-1024     1024    -  80 sgd      0.85     0.5        cosine         5 1e-4      0.1 0.08 224
-resnet50-graphcore-pytorch-1056     1056    - 100 sgd      0.85     0.5        cosine        16 1e-4      0.1 0.08 224
-resnet50-graphcore-pytorch-1024-100epochs 1024 - 100 sgd      0.85  0.5        cosine        16 1e-4      0.1 0.08 224
-resnet50-graphcore-pytorch-16384   16384   16 100 sgd      0.9      2.0        cosine         0 1e-4      0.1 0.08 224
-resnet50-graphcore-pytorch-16416   16416   18 100 sgd      0.9      2.0        cosine         5 1e-4      0.1 0.08 224
-resnet50-graphcore-pytorch-16128   16128   18 100 sgd      0.9      2.0        cosine         5 1e-4      0.1 0.08 224
-resnet50-graphcore-bench            1056    -   2 sgd      0.85     0.01       constant       0 1e-4        0 0.08 224
-efficientnet-b0-graphcore-256        256    - 350 rmsprop  0.9      0.1        exponential    5 1e-5      0.1 0.08 224
-efficientnet-b0-graphcore-2048      2048    - 350 rmsprop  0.9      0.1        exponential    5 1e-5      0.1 0.08 224
-efficientnet-b0-g16-graphcore-768    768    - 350 rmsprop  0.9      0.0483     exponential    5 1e-5      0.1 0.08 224
-efficientnet-b0-g16-graphcore-800    800    - 350 rmsprop  0.9      0.05       exponential    5 1e-5      0.1 0.08 224
-efficientnet-b4-g16-graphcore-pytorch-768 768 - 350 rmsprop 0.9     0.0483     exponential    5 1e-5      0.1 0.08 380
-efficientnet-b4-g16-graphcore-pytorch-2048 2048 - 350 rmsprop 0.9   0.1        exponential    5 1e-5      0.1 0.08 380
-efficientnet-b4-graphcore-pytorch    768    - 350 rmsprop  0.9      0.0483     exponential    5 1e-5      0.1 0.08 380
-efficientnet-b4-g16-graphcore-bench 1024    -   2 rmsprop  0        0.01       constant       0 1e-4        0 0.08 380
-mobilenet-v3-small-graphcore        1024   32 360 sgd      0.9      0.52       cosine         5 3e-5      0.1 0.08 224
-mobilenet-v3-large-graphcore        1024   32 360 sgd      0.9      0.52       cosine         5 3e-5      0.1 0.08 224
+graphcore/resnet50-pytorch-1024            1024   -  80 sgd     0.85     0.5      cosine       5 1e-4   0.1 0.08 224
+graphcore/resnet50-pytorch-1056            1056   - 100 sgd     0.85     0.5      cosine      16 1e-4   0.1 0.08 224
+graphcore/resnet50-pytorch-1024-100epochs  1024   - 100 sgd     0.85     0.5      cosine      16 1e-4   0.1 0.08 224
+graphcore/resnet50-pytorch-16384          16384  16 100 sgd     0.9      2.0      cosine       0 1e-4   0.1 0.08 224
+graphcore/resnet50-pytorch-16416          16416  18 100 sgd     0.9      2.0      cosine       5 1e-4   0.1 0.08 224
+graphcore/resnet50-pytorch-16128          16128  18 100 sgd     0.9      2.0      cosine       5 1e-4   0.1 0.08 224
+graphcore/resnet50-bench                   1056   -   2 sgd     0.85     0.01     constant     0 1e-4     0 0.08 224
+graphcore/efficientnet-b0-256               256   - 350 rmsprop 0.9      0.1      exponential  5 1e-5   0.1 0.08 224
+graphcore/efficientnet-b0-2048             2048   - 350 rmsprop 0.9      0.1      exponential  5 1e-5   0.1 0.08 224
+graphcore/efficientnet-b0-g16-768           768   - 350 rmsprop 0.9      0.0483   exponential  5 1e-5   0.1 0.08 224
+graphcore/efficientnet-b0-g16-800           800   - 350 rmsprop 0.9      0.05     exponential  5 1e-5   0.1 0.08 224
+graphcore/efficientnet-b4-g16-pytorch-768   768   - 350 rmsprop 0.9      0.0483   exponential  5 1e-5   0.1 0.08 380
+graphcore/efficientnet-b4-g16-pytorch-2048 2048   - 350 rmsprop 0.9      0.1      exponential  5 1e-5   0.1 0.08 380
+graphcore/efficientnet-b4-pytorch           768   - 350 rmsprop 0.9      0.0483   exponential  5 1e-5   0.1 0.08 380
+graphcore/efficientnet-b4-g16-bench        1024   -   2 rmsprop 0        0.01     constant     0 1e-4     0 0.08 380
+graphcore/mobilenet-v3-small               1024  32 360 sgd     0.9      0.52     cosine       5 3e-5   0.1 0.08 224
+graphcore/mobilenet-v3-large               1024  32 360 sgd     0.9      0.52     cosine       5 3e-5   0.1 0.08 224
 # nvcnn
-resnet50-nvcnn                      2048  256  90 larc     0.9      2.0        polynomial     0 1e-4        0 0.1  224
-resnet101-nvcnn                       64   64 100 larc     0.9      0.0625     polynomial     0 1e-4        0 0.1  224
-resnet152-nvcnn                       64   64 100 larc     0.9      0.0625     polynomial     0 1e-4        0 0.1  224
-resnext50-nvcnn                       64   64 100 larc     0.9      0.1        polynomial     0 1e-4        0 0.1  224
-resnext101-nvcnn                      64   64 100 larc     0.9      0.1        polynomial     0 1e-4        0 0.1  224
-resnext152-nvcnn                      64   64 100 larc     0.9      0.1        polynomial     0 1e-4        0 0.1  224
-alexnet-nvcnn                         64    - 100 larc     0.9      0.03       polynomial     0 1e-4        0 0.1  227
-vgg11-nvcnn                           64    - 100 larc     0.9      0.02       polynomial     0 1e-4        0 0.1  224
-vgg13-nvcnn                           64    - 100 larc     0.9      0.02       polynomial     0 1e-4        0 0.1  224
-vgg16-nvcnn                           64    - 100 larc     0.9      0.02       polynomial     0 1e-4        0 0.1  224
-vgg19-nvcnn                           64    - 100 larc     0.9      0.02       polynomial     0 1e-4        0 0.1  224
-googlenet-nvcnn                       64    - 100 larc     0.9      0.04       polynomial     0 1e-4        0 0.1  224
-inception-v3-nvcnn                    64   64 100 larc     0.9      0.2        polynomial     0 1e-4        0 0.1  299
-inception-v4-nvcnn                    64   64 100 larc     0.9      0.045      polynomial     0 1e-4        0 0.1  299
-inception-resnet-v2-nvcnn             64   64 100 larc     0.9      0.045      polynomial     0 1e-4        0 0.1  299
+nvcnn/resnet50                             2048 256  90 larc    0.9      2.0      polynomial   0 1e-4     0 0.1  224
+nvcnn/resnet101                              64  64 100 larc    0.9      0.0625   polynomial   0 1e-4     0 0.1  224
+nvcnn/resnet152                              64  64 100 larc    0.9      0.0625   polynomial   0 1e-4     0 0.1  224
+nvcnn/resnext50                              64  64 100 larc    0.9      0.1      polynomial   0 1e-4     0 0.1  224
+nvcnn/resnext101                             64  64 100 larc    0.9      0.1      polynomial   0 1e-4     0 0.1  224
+nvcnn/resnext152                             64  64 100 larc    0.9      0.1      polynomial   0 1e-4     0 0.1  224
+nvcnn/alexnet                                64   - 100 larc    0.9      0.03     polynomial   0 1e-4     0 0.1  227
+nvcnn/vgg11                                  64   - 100 larc    0.9      0.02     polynomial   0 1e-4     0 0.1  224
+nvcnn/vgg13                                  64   - 100 larc    0.9      0.02     polynomial   0 1e-4     0 0.1  224
+nvcnn/vgg16                                  64   - 100 larc    0.9      0.02     polynomial   0 1e-4     0 0.1  224
+nvcnn/vgg19                                  64   - 100 larc    0.9      0.02     polynomial   0 1e-4     0 0.1  224
+nvcnn/googlenet                              64   - 100 larc    0.9      0.04     polynomial   0 1e-4     0 0.1  224
+nvcnn/inception-v3                           64  64 100 larc    0.9      0.2      polynomial   0 1e-4     0 0.1  299
+nvcnn/inception-v4                           64  64 100 larc    0.9      0.045    polynomial   0 1e-4     0 0.1  299
+nvcnn/inception-resnet-v2                    64  64 100 larc    0.9      0.045    polynomial   0 1e-4     0 0.1  299
 # Habana and NVIDIA
-resnet50-habana                      256  256  90 sgd      0.875    0.256      cosine         0 2^-15     0.1 0.08 224
-resnet50-habana-128                  128  128  90 sgd      0.875    0.128      cosine         0 2^-15     0.1 0.08 224
-resnet50-habana-2048                2048  256  90 sgd      0.875    2.048      cosine         5 2^-15     0.1 0.08 224
-resnet50-habana-1024                1024  128  90 sgd      0.875    1.024      cosine         5 2^-15     0.1 0.08 224
-resnet50-habana-250epochs            256  256 250 sgd      0.875    0.256      cosine         0 2^-15     0.1 0.08 224
-resnet50-nvidia                     2048  256  90 sgd      0.875    2.048      cosine         8 2^-15     0.1 0.08 224
-resnet50-nvidia-250epochs           2048  256 250 sgd      0.875    2.048      cosine         8 2^-15     0.1 0.08 224
-resnet50-nvidia-896                  896  112  90 sgd      0.875    0.896      cosine         8 2^-14     0.1 0.08 224
-resnet50-nvidia-4096                4096  256  50 sgd      0.875    4.096      cosine        16 2^-15     0.1 0.08 224
-resnext101-nvidia                   1024  128  90 sgd      0.875    1.024      cosine         8 2^-14     0.1 0.08 224
-resnext101-nvidia-250epochs         1024  128 250 sgd      0.875    1.024      cosine         8 2^-14     0.1 0.08 224
-efficientnet-b0-nvidia              4096  256 400 rmsprop  0.9      0.08       cosine        16 1e-5      0.1 0.08 224
-efficientnet-b4-nvidia              4096  128 400 rmsprop  0.9      0.16       cosine        16 5e-6      0.1 0.08 380
+habana/resnet50                             256 256  90 sgd     0.875    0.256    cosine       0 2^-15  0.1 0.08 224
+habana/resnet50-128                         128 128  90 sgd     0.875    0.128    cosine       0 2^-15  0.1 0.08 224
+habana/resnet50-2048                       2048 256  90 sgd     0.875    2.048    cosine       5 2^-15  0.1 0.08 224
+habana/resnet50-1024                       1024 128  90 sgd     0.875    1.024    cosine       5 2^-15  0.1 0.08 224
+habana/resnet50-250epochs                   256 256 250 sgd     0.875    0.256    cosine       0 2^-15  0.1 0.08 224
+nvidia/resnet50                            2048 256  90 sgd     0.875    2.048    cosine       8 2^-15  0.1 0.08 224
+nvidia/resnet50-250epochs                  2048 256 250 sgd     0.875    2.048    cosine       8 2^-15  0.1 0.08 224
+nvidia/resnet50-896                         896 112  90 sgd     0.875    0.896    cosine       8 2^-14  0.1 0.08 224
+nvidia/resnet50-4096                       4096 256  50 sgd     0.875    4.096    cosine      16 2^-15  0.1 0.08 224
+nvidia/resnext101                          1024 128  90 sgd     0.875    1.024    cosine       8 2^-14  0.1 0.08 224
+nvidia/resnext101-250epochs                1024 128 250 sgd     0.875    1.024    cosine       8 2^-14  0.1 0.08 224
+nvidia/efficientnet-b0                     4096 256 400 rmsprop 0.9      0.08     cosine      16 1e-5   0.1 0.08 224
+nvidia/efficientnet-b4                     4096 128 400 rmsprop 0.9      0.16     cosine      16 5e-6   0.1 0.08 380
 # the MLPerf reference convergence points; LARS decays by itself, NVIDIA's the bias of the dense layer beside it
-resnet50-mlperf-1632                1632  204  37 lars     0.9      7.4        polynomial     2 5e-5      0.1 0.05 224
-resnet50-mlperf-3264                3264  204  37 lars     0.9      10.5       polynomial     2 5e-5      0.1 0.05 224
-resnet50-mlperf-4096                4096   64  42 lars     0.9      10         polynomial     5 0         0.1 0.05 224
-resnet50-mlperf-8192                8192   64  44 lars     0.9      17         polynomial     5 0         0.1 0.05 224
-resnet50-mlperf-13056              13056  204  48 lars     0.9      12.8       polynomial     9 2.5e-5    0.1 0.05 224
-resnet50-mlperf-32768              32768  128  58 lars     0.94     21.2       polynomial    16 0         0.1 0.05 224
-resnet50-mlperf-49152              49152  256  71 lars     0.951807 19.405     polynomial    24 1e-4      0.1 0.05 224
-resnet50-mlperf-58880              58880  230  82 lars     0.951807 23.246     polynomial    29 1e-4      0.1 0.05 224
-resnet50-mlperf-65536              65536  128  89 lars     0.951807 24.699     polynomial    31 0         0.1 0.05 224
-resnet50-mlperf-67840              67840  424  91 lars     0.951807 24.699     polynomial    31 1e-4      0.1 0.05 224
+mlperf/resnet50-1632                       1632 204  37 lars    0.9      7.4      polynomial   2 5e-5   0.1 0.05 224
+mlperf/resnet50-3264                       3264 204  37 lars    0.9      10.5     polynomial   2 5e-5   0.1 0.05 224
+mlperf/resnet50-4096                       4096  64  42 lars    0.9      10       polynomial   5 0      0.1 0.05 224
+mlperf/resnet50-8192                       8192  64  44 lars    0.9      17       polynomial   5 0      0.1 0.05 224
+mlperf/resnet50-13056                     13056 204  48 lars    0.9      12.8     polynomial   9 2.5e-5 0.1 0.05 224
+mlperf/resnet50-32768                     32768 128  58 lars    0.94     21.2     polynomial  16 0      0.1 0.05 224
+mlperf/resnet50-49152                     49152 256  71 lars    0.951807 19.405   polynomial  24 1e-4   0.1 0.05 224
+mlperf/resnet50-58880                     58880 230  82 lars    0.951807 23.246   polynomial  29 1e-4   0.1 0.05 224
+mlperf/resnet50-65536                     65536 128  89 lars    0.951807 24.699   polynomial  31 0      0.1 0.05 224
+mlperf/resnet50-67840                     67840 424  91 lars    0.951807 24.699   polynomial  31 1e-4   0.1 0.05 224
 # FFCV and timm
-resnet50-ffcv-16                4096  512  16 sgd      0.9      1.7        polynomial     2 1e-4      0.1 0.08 192/256
-resnet50-ffcv-24                4096  512  24 sgd      0.9      1.7        polynomial     2 1e-4      0.1 0.08 192/256
-resnet50-ffcv-32                4096  512  32 sgd      0.9      1.7        polynomial     2 1e-4      0.1 0.08 192/256
-resnet50-ffcv-40                4096  512  40 sgd      0.9      1.7        polynomial     2 1e-4      0.1 0.08 192/256
-resnet50-ffcv-56                4096  512  56 sgd      0.9      1.7        polynomial     2 1e-4      0.1 0.08 192/256
-resnet50-ffcv-88                4096  512  88 sgd      0.9      1.7        polynomial     2 1e-4      0.1 0.08 192/256
-resnet50-timm-a3                2048  512 100 lamb     -        0.008      cosine         5 0.02        0 0.08 160/224
+ffcv/resnet50-16                           4096 512  16 sgd     0.9      1.7      polynomial   2 1e-4   0.1 0.08 192/256
+ffcv/resnet50-24                           4096 512  24 sgd     0.9      1.7      polynomial   2 1e-4   0.1 0.08 192/256
+ffcv/resnet50-32                           4096 512  32 sgd     0.9      1.7      polynomial   2 1e-4   0.1 0.08 192/256
+ffcv/resnet50-40                           4096 512  40 sgd     0.9      1.7      polynomial   2 1e-4   0.1 0.08 192/256
+ffcv/resnet50-56                           4096 512  56 sgd     0.9      1.7      polynomial   2 1e-4   0.1 0.08 192/256
+ffcv/resnet50-88                           4096 512  88 sgd     0.9      1.7      polynomial   2 1e-4   0.1 0.08 192/256
+timm/resnet50-a3                           2048 512 100 lamb    -        0.008    cosine       5 0.02     0 0.08 160/224
 """
 
 PLACED = """
 # placement                              recipe                     micro-batch x accumulation x replicas, loss scale
-mk2-resnet8-test                         cifar10/resnet8-graphcore            32   1   1  128
-mk2-resnet50-mlperf-pod16                resnet50-momentum-2304               16   9  16  128
-mk2-resnet50-mlperf-pod16-bs20           resnet50-momentum-1920               20   6  16  128
-mk2-resnet50-mlperf-pod16-bs20           resnet50-momentum-1920-44epochs      20   6  16  128
-mk2-resnet50-mlperf-pod4-bs20            resnet50-momentum-1920-44epochs      20  24   4  128
-mk2-resnet50-mlperf-pod64-bs20           resnet50-momentum-2560               20   2  64  128
-mk2-resnet50-mlperf-pod64-bs20           resnet50-momentum-2560-45epochs      20   2  64  128
-mk2-resnet50-mlperf-pod128-bs16          resnet50-momentum-2048               16   1 128  128
-mk2-resnet50-mlperf-pod128-bs20          resnet50-momentum-5120               20   2 128  128
-mk2-resnet50-mlperf-pod16-lars           resnet50-lars-1920                   20   6  16  128
-mk2-resnet50-mlperf-pod64-lars           resnet50-lars-2560                   20   2  64  128
-mk2-resnet50-mlperf-pod128-lars-bs14     resnet50-lars-3584                   14   2 128  128
-mk2-resnet50-mlperf-pod16-lars           resnet50-lars-3200                   20  10  16  128
-mk2-resnet50-mlperf-pod64-lars           resnet50-lars-3840                   20   3  64  128
-mk2-resnet50-mlperf-pod128-lars          resnet50-lars-5120                   20   2 128  128
-mk2-resnet50-mlperf-pod256-lars          resnet50-lars-10240                  20   2 256  128
-resnet50-mlperf-pod16-lars-bs22          resnet50-lars-3520                   22  10  16  128
-resnet50-mlperf-pod32-lars-bs22          resnet50-lars-4224                   22   6  32  128
-mk2-resnet50-mlperf-pod64-lars           resnet50-lars-5120-40epochs          20   4  64  128
-mk2-resnet50-gn-16ipus                   resnet50-group-norm-1024              8   8  16  128
-mk2-resnet50-gn-64ipus                   resnet50-group-norm-1024              8   2  64  128
-mk1-resnet50-16ipus                      resnet50-group-norm-1024              4  64   4  128
-mk2-resnet50-bn-16ipus                   resnet50-momentum-16384              16 256   4  128
-mk2-resnet50-bn-32ipus                   resnet50-momentum-16384              16 128   8  128
-mk2-resnet50-bn-64ipus                   resnet50-momentum-16384              16  64  16  128
-mk2-resnet50-bn-128ipus                  resnet50-momentum-16384              16  32  32  128
-mk2-resnext101-16ipus                    resnext101-graphcore                  6  16   8  128
-mk2-efficientnet-b4-g1-16ipus            efficientnet-b4-graphcore             3  64   4  128
-mk2-efficientnet-b4-g1-32ipus            efficientnet-b4-graphcore             3  32   8  128
-mk2-efficientnet-b4-g1-64ipus            efficientnet-b4-graphcore             3  16  16  128
-mk2-efficientnet-b4-g16-16ipus           efficientnet-b4-g16-graphcore-800     5  40   4  128
-mk2-efficientnet-b4-g16-64ipus           efficientnet-b4-g16-graphcore-640     5   8  16  128
-mk2-efficientnet-b4-g16-64ipus           efficientnet-b4-g16-lars-3040         5  38  16  128
-efficientnet-b4-g16-16ipus               efficientnet-b4-g16-lars-6144         3 256   8  128
-efficientnet-b4-g16-32ipus               efficientnet-b4-g16-lars-6144         3 128  16  128
-efficientnet-b4-g16-64ipus               efficientnet-b4-g16-lars-6144         3  64  32  128
-efficientnet-b4-g16-128ipus              efficientnet-b4-g16-lars-6144         3  32  64  128
-efficientnet-b4-g16-256ipus              efficientnet-b4-g16-lars-6144         3  16 128  128
-efficientnet-b4-g1-with-batch-norm-16ipus efficientnet-b4-lars-6144            6  64  16  128
-efficientnet-b4-g1-with-batch-norm-64ipus efficientnet-b4-lars-6144            6  16  64  128
-resnet50-16ipu-mk1                       resnet50-graphcore-pytorch-1024       4  64   4  128
-resnet50-16ipu-mk2                       resnet50-graphcore-pytorch-1056       6  11  16  64..512
-resnet50-16ipu-mk2-recompute             resnet50-graphcore-pytorch-1024-100epochs 8 8 16 64..512
-resnet50-mk2-pipelined                   resnet50-graphcore-pytorch-16384     16 256   4  128
-resnet50-graphcore                       resnet50-graphcore-pytorch-16416     18  57  16  128
-resnet50-graphcore-pod4                  resnet50-graphcore-pytorch-16416     18 228   4  128
-resnet50-graphcore-pod64                 resnet50-graphcore-pytorch-16128     18  14  64  128
-resnet50-4ipu-mk2                        resnet50-graphcore-bench              6  44   4  1
-resnet50-16ipu-mk2-bench                 resnet50-graphcore-bench              6  11  16  1
-efficientnet-b0-16ipu-mk1                efficientnet-b0-graphcore-256         2 128   1  128
-efficientnet-b0-16ipu-mk2                efficientnet-b0-graphcore-2048       16 128   1  128
-efficientnet-b0-g16-gn                   efficientnet-b0-g16-graphcore-768    12   8   8  128
-efficientnet-b0-g16-gn-pod16             efficientnet-b0-g16-graphcore-800    20   5   8  128
-efficientnet-b4-g16-gn                   efficientnet-b4-g16-graphcore-pytorch-768  6 32  4 128
-efficientnet-b4-g16-gn-pod16             efficientnet-b4-g16-graphcore-pytorch-2048 4 64  8 128
-efficientnet-b4-g16-gn-pod64             efficientnet-b4-g16-graphcore-pytorch-2048 4 16 32 128
-efficientnet-b4-g1-gn-pod16              efficientnet-b4-graphcore-pytorch     4  48   4  128
-efficientnet-b4-g16-4ipu-mk2             efficientnet-b4-g16-graphcore-bench   4 256   1  1
-efficientnet-b4-g16-16ipu-mk2            efficientnet-b4-g16-graphcore-bench   4  64   4  1
-mobilenet-v3-small                       mobilenet-v3-small-graphcore         32  32   1  128
-mobilenet-v3-small-pod4                  mobilenet-v3-small-graphcore         32   8   4  128
-mobilenet-v3-large                       mobilenet-v3-large-graphcore         32  32   1  128
-mobilenet-v3-large-pod16                 mobilenet-v3-large-graphcore         32   8   4  128
-nvcnn-8gpu                               resnet50-nvcnn                      256   1   8  128
-nvcnn-1gpu                               resnet101-nvcnn                      64   1   1  -
-nvcnn-1gpu                               resnet152-nvcnn                      64   1   1  -
-nvcnn-1gpu                               resnext50-nvcnn                      64   1   1  -
-nvcnn-1gpu                               resnext101-nvcnn                     64   1   1  -
-nvcnn-1gpu                               resnext152-nvcnn                     64   1   1  -
-nvcnn-1gpu                               alexnet-nvcnn                        64   1   1  -
-nvcnn-1gpu                               vgg11-nvcnn                          64   1   1  -
-nvcnn-1gpu                               vgg13-nvcnn                          64   1   1  -
-nvcnn-1gpu                               vgg16-nvcnn                          64   1   1  -
-nvcnn-1gpu                               vgg19-nvcnn                          64   1   1  -
-nvcnn-1gpu                               googlenet-nvcnn                      64   1   1  -
-nvcnn-1gpu                               inception-v3-nvcnn                   64   1   1  -
-nvcnn-1gpu                               inception-v4-nvcnn                   64   1   1  -
-nvcnn-1gpu                               inception-resnet-v2-nvcnn            64   1   1  -
-habana-1card-bf16                        resnet50-habana                     256   1   1  -
-habana-1card-bf16                        resnet50-habana-250epochs           256   1   1  -
-habana-1card-fp32                        resnet50-habana-128                 128   1   1  -
-habana-8cards-bf16                       resnet50-habana-2048                256   1   8  -
-habana-8cards-fp32                       resnet50-habana-1024                128   1   8  -
-dgx-a100-amp                             resnet50-nvidia                     256   1   8  128
-dgx-a100-tf32                            resnet50-nvidia-250epochs           256   1   8  -
-dgx1-fp32                                resnet50-nvidia-896                 112   1   8  -
-dgx2-amp                                 resnet50-nvidia-4096                256   1  16  128
-dgx-a100-amp-128                         resnext101-nvidia                   128   1   8  128
-dgx-a100-tf32-128                        resnext101-nvidia-250epochs         128   1   8  -
-dgx-a100-amp                             efficientnet-b0-nvidia              256   2   8  128
-dgx-a100-amp-128                         efficientnet-b4-nvidia              128   4   8  128
-ffcv-8gpu                                resnet50-ffcv-16                    512   1   8  dynamic
-timm-a3-4gpu                             resnet50-timm-a3                    512   1   4  dynamic
+graphcore/mk2-resnet8-test                          graphcore/resnet8                       32   1   1  128
+graphcore/mk2-resnet50-mlperf-pod16                 graphcore/resnet50-momentum-2304        16   9  16  128
+graphcore/mk2-resnet50-mlperf-pod16-bs20            graphcore/resnet50-momentum-1920        20   6  16  128
+graphcore/mk2-resnet50-mlperf-pod16-bs20            graphcore/resnet50-momentum-1920-44epochs  20   6  16  128
+graphcore/mk2-resnet50-mlperf-pod4-bs20             graphcore/resnet50-momentum-1920-44epochs  20  24   4  128
+graphcore/mk2-resnet50-mlperf-pod64-bs20            graphcore/resnet50-momentum-2560        20   2  64  128
+graphcore/mk2-resnet50-mlperf-pod64-bs20            graphcore/resnet50-momentum-2560-45epochs  20   2  64  128
+graphcore/mk2-resnet50-mlperf-pod128-bs16           graphcore/resnet50-momentum-2048        16   1 128  128
+graphcore/mk2-resnet50-mlperf-pod128-bs20           graphcore/resnet50-momentum-5120        20   2 128  128
+graphcore/mk2-resnet50-mlperf-pod16-lars            graphcore/resnet50-lars-1920            20   6  16  128
+graphcore/mk2-resnet50-mlperf-pod64-lars            graphcore/resnet50-lars-2560            20   2  64  128
+graphcore/mk2-resnet50-mlperf-pod128-lars-bs14      graphcore/resnet50-lars-3584            14   2 128  128
+graphcore/mk2-resnet50-mlperf-pod16-lars            graphcore/resnet50-lars-3200            20  10  16  128
+graphcore/mk2-resnet50-mlperf-pod64-lars            graphcore/resnet50-lars-3840            20   3  64  128
+graphcore/mk2-resnet50-mlperf-pod128-lars           graphcore/resnet50-lars-5120            20   2 128  128
+graphcore/mk2-resnet50-mlperf-pod256-lars           graphcore/resnet50-lars-10240           20   2 256  128
+graphcore/resnet50-mlperf-pod16-lars-bs22           graphcore/resnet50-lars-3520            22  10  16  128
+graphcore/resnet50-mlperf-pod32-lars-bs22           graphcore/resnet50-lars-4224            22   6  32  128
+graphcore/mk2-resnet50-mlperf-pod64-lars            graphcore/resnet50-lars-5120-40epochs   20   4  64  128
+graphcore/mk2-resnet50-gn-16ipus                    graphcore/resnet50-group-norm-1024       8   8  16  128
+graphcore/mk2-resnet50-gn-64ipus                    graphcore/resnet50-group-norm-1024       8   2  64  128
+graphcore/mk1-resnet50-16ipus                       graphcore/resnet50-group-norm-1024       4  64   4  128
+graphcore/mk2-resnet50-bn-16ipus                    graphcore/resnet50-momentum-16384       16 256   4  128
+graphcore/mk2-resnet50-bn-32ipus                    graphcore/resnet50-momentum-16384       16 128   8  128
+graphcore/mk2-resnet50-bn-64ipus                    graphcore/resnet50-momentum-16384       16  64  16  128
+graphcore/mk2-resnet50-bn-128ipus                   graphcore/resnet50-momentum-16384       16  32  32  128
+graphcore/mk2-resnext101-16ipus                     graphcore/resnext101                     6  16   8  128
+graphcore/mk2-efficientnet-b4-g1-16ipus             graphcore/efficientnet-b4                3  64   4  128
+graphcore/mk2-efficientnet-b4-g1-32ipus             graphcore/efficientnet-b4                3  32   8  128
+graphcore/mk2-efficientnet-b4-g1-64ipus             graphcore/efficientnet-b4                3  16  16  128
+graphcore/mk2-efficientnet-b4-g16-16ipus            graphcore/efficientnet-b4-g16-800        5  40   4  128
+graphcore/mk2-efficientnet-b4-g16-64ipus            graphcore/efficientnet-b4-g16-640        5   8  16  128
+graphcore/mk2-efficientnet-b4-g16-64ipus            graphcore/efficientnet-b4-g16-lars-3040   5  38  16  128
+graphcore/efficientnet-b4-g16-16ipus                graphcore/efficientnet-b4-g16-lars-6144   3 256   8  128
+graphcore/efficientnet-b4-g16-32ipus                graphcore/efficientnet-b4-g16-lars-6144   3 128  16  128
+graphcore/efficientnet-b4-g16-64ipus                graphcore/efficientnet-b4-g16-lars-6144   3  64  32  128
+graphcore/efficientnet-b4-g16-128ipus               graphcore/efficientnet-b4-g16-lars-6144   3  32  64  128
+graphcore/efficientnet-b4-g16-256ipus               graphcore/efficientnet-b4-g16-lars-6144   3  16 128  128
+graphcore/efficientnet-b4-g1-with-batch-norm-16ipus graphcore/efficientnet-b4-lars-6144      6  64  16  128
+graphcore/efficientnet-b4-g1-with-batch-norm-64ipus graphcore/efficientnet-b4-lars-6144      6  16  64  128
+graphcore/resnet50-16ipu-mk1                        graphcore/resnet50-pytorch-1024          4  64   4  128
+graphcore/resnet50-16ipu-mk2                        graphcore/resnet50-pytorch-1056          6  11  16  64..512
+graphcore/resnet50-16ipu-mk2-recompute              graphcore/resnet50-pytorch-1024-100epochs   8   8  16  64..512
+graphcore/resnet50-mk2-pipelined                    graphcore/resnet50-pytorch-16384        16 256   4  128
+graphcore/resnet50                                  graphcore/resnet50-pytorch-16416        18  57  16  128
+graphcore/resnet50-pod4                             graphcore/resnet50-pytorch-16416        18 228   4  128
+graphcore/resnet50-pod64                            graphcore/resnet50-pytorch-16128        18  14  64  128
+graphcore/resnet50-4ipu-mk2                         graphcore/resnet50-bench                 6  44   4  1
+graphcore/resnet50-16ipu-mk2-bench                  graphcore/resnet50-bench                 6  11  16  1
+graphcore/efficientnet-b0-16ipu-mk1                 graphcore/efficientnet-b0-256            2 128   1  128
+graphcore/efficientnet-b0-16ipu-mk2                 graphcore/efficientnet-b0-2048          16 128   1  128
+graphcore/efficientnet-b0-g16-gn                    graphcore/efficientnet-b0-g16-768       12   8   8  128
+graphcore/efficientnet-b0-g16-gn-pod16              graphcore/efficientnet-b0-g16-800       20   5   8  128
+graphcore/efficientnet-b4-g16-gn                    graphcore/efficientnet-b4-g16-pytorch-768   6  32   4  128
+graphcore/efficientnet-b4-g16-gn-pod16              graphcore/efficientnet-b4-g16-pytorch-2048   4  64   8  128
+graphcore/efficientnet-b4-g16-gn-pod64              graphcore/efficientnet-b4-g16-pytorch-2048   4  16  32  128
+graphcore/efficientnet-b4-g1-gn-pod16               graphcore/efficientnet-b4-pytorch        4  48   4  128
+graphcore/efficientnet-b4-g16-4ipu-mk2              graphcore/efficientnet-b4-g16-bench      4 256   1  1
+graphcore/efficientnet-b4-g16-16ipu-mk2             graphcore/efficientnet-b4-g16-bench      4  64   4  1
+graphcore/mobilenet-v3-small                        graphcore/mobilenet-v3-small            32  32   1  128
+graphcore/mobilenet-v3-small-pod4                   graphcore/mobilenet-v3-small            32   8   4  128
+graphcore/mobilenet-v3-large                        graphcore/mobilenet-v3-large            32  32   1  128
+graphcore/mobilenet-v3-large-pod16                  graphcore/mobilenet-v3-large            32   8   4  128
+nvcnn/8gpu                                          nvcnn/resnet50                         256   1   8  128
+nvcnn/1gpu                                          nvcnn/resnet101                         64   1   1  -
+nvcnn/1gpu                                          nvcnn/resnet152                         64   1   1  -
+nvcnn/1gpu                                          nvcnn/resnext50                         64   1   1  -
+nvcnn/1gpu                                          nvcnn/resnext101                        64   1   1  -
+nvcnn/1gpu                                          nvcnn/resnext152                        64   1   1  -
+nvcnn/1gpu                                          nvcnn/alexnet                           64   1   1  -
+nvcnn/1gpu                                          nvcnn/vgg11                             64   1   1  -
+nvcnn/1gpu                                          nvcnn/vgg13                             64   1   1  -
+nvcnn/1gpu                                          nvcnn/vgg16                             64   1   1  -
+nvcnn/1gpu                                          nvcnn/vgg19                             64   1   1  -
+nvcnn/1gpu                                          nvcnn/googlenet                         64   1   1  -
+nvcnn/1gpu                                          nvcnn/inception-v3                      64   1   1  -
+nvcnn/1gpu                                          nvcnn/inception-v4                      64   1   1  -
+nvcnn/1gpu                                          nvcnn/inception-resnet-v2               64   1   1  -
+habana/1card-bf16                                   habana/resnet50                        256   1   1  -
+habana/1card-bf16                                   habana/resnet50-250epochs              256   1   1  -
+habana/1card-fp32                                   habana/resnet50-128                    128   1   1  -
+habana/8cards-bf16                                  habana/resnet50-2048                   256   1   8  -
+habana/8cards-fp32                                  habana/resnet50-1024                   128   1   8  -
+nvidia/dgx-a100-amp                                 nvidia/resnet50                        256   1   8  128
+nvidia/dgx-a100-tf32                                nvidia/resnet50-250epochs              256   1   8  -
+nvidia/dgx1-fp32                                    nvidia/resnet50-896                    112   1   8  -
+nvidia/dgx2-amp                                     nvidia/resnet50-4096                   256   1  16  128
+nvidia/dgx-a100-amp-128                             nvidia/resnext101                      128   1   8  128
+nvidia/dgx-a100-tf32-128                            nvidia/resnext101-250epochs            128   1   8  -
+nvidia/dgx-a100-amp                                 nvidia/efficientnet-b0                 256   2   8  128
+nvidia/dgx-a100-amp-128                             nvidia/efficientnet-b4                 128   4   8  128
+ffcv/8gpu                                           ffcv/resnet50-16                       512   1   8  dynamic
+timm/a3-4gpu                                        timm/resnet50-a3                       512   1   4  dynamic
 """
 
 FIRST_JUDGED = {
-    "resnet50-momentum-2560": 1, "resnet50-momentum-2560-45epochs": 1,
-    "resnet50-lars-3200": 2, "resnet50-lars-3840": 2, "resnet50-lars-5120": 3, "resnet50-lars-10240": 3,
+    "graphcore/resnet50-momentum-2560": 1, "graphcore/resnet50-momentum-2560-45epochs": 1,
+    "graphcore/resnet50-lars-3200": 2, "graphcore/resnet50-lars-3840": 2, "graphcore/resnet50-lars-5120": 3,
+    "graphcore/resnet50-lars-10240": 3,
 }  # fmt: skip
 """The epoch from which every fourth was judged, where it was not the fourth."""
 
@@ -243,18 +244,14 @@ def rows(table: str) -> list[list[str]]:
     return [line.split() for line in table.strip().splitlines() if not line.startswith("#")]
 
 
-def full(name: str) -> str:
-    return name if "/" in name else f"cifar10/{name}" if name == "resnet8-graphcore" else f"imagenet/{name}"
-
-
 @cache
 def plan_of(name: str, page: str | None = None) -> Plan:
     """The plan of a shipped recipe on a shipped placement, on a machine without accelerators."""
-    recipe, _ = read_recipe(full(name), [])
+    recipe, _ = read_recipe(name, [])
     placement, _ = read_placement(page, [])
     assert recipe.data is not None
     network = tables.network_facts(recipe.model, recipe.data.facts)
-    return reconcile(recipe, placement, recipe.data, NO_ACCELERATOR, network)
+    return reconcile(recipe, placement, NO_ACCELERATOR, network)
 
 
 def named(part: str) -> list[str]:
@@ -263,7 +260,7 @@ def named(part: str) -> list[str]:
 
 
 def test_every_shipped_recipe_and_placement_is_in_the_tables() -> None:
-    assert {full(cells[0]) for cells in rows(PUBLISHED)} == set(shipped.names("recipes")) - OWN - {"shapes/resnet8"}
+    assert {cells[0] for cells in rows(PUBLISHED)} == set(shipped.names("recipes")) - OWN - {"shapes/resnet8"}
     assert {cells[0] for cells in rows(PLACED)} == set(shipped.names("placements")) - {"float64", "reproducible"}
 
 
@@ -336,22 +333,31 @@ def test_the_list_of_recipes_shows_what_their_pages_say(name: str) -> None:
 
 
 def test_the_list_of_recipes_has_each_name_whole_and_batches_in_order(capsys: pytest.CaptureFixture[str]) -> None:
-    run(None, as_json=False)
+    run(None, everything=True, as_json=False)
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
     assert sorted(listed) == shipped.names("recipes")
-    assert listed.index("imagenet/resnet50-lars-3200") < listed.index("imagenet/resnet50-lars-10240")
-    run(None, as_json=True)
+    assert listed.index("graphcore/resnet50-lars-3200") < listed.index("graphcore/resnet50-lars-10240")
+    run(None, everything=True, as_json=True)
     assert [each["name"] for each in json.loads(capsys.readouterr().out)] == listed
+
+
+def test_a_newcomer_sees_the_recipes_of_paceline_and_how_to_list_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    run(None, everything=False, as_json=True)
+    assert {each["name"] for each in json.loads(capsys.readouterr().out)} == OWN | {"shapes/resnet8"}
+    run(None, everything=False, as_json=False)
+    assert "paceline recipes --all, or: paceline recipes nvidia" in capsys.readouterr().out
+    run("nvidia", everything=False, as_json=True)
+    assert all(each["name"].startswith("nvidia/") for each in json.loads(capsys.readouterr().out))
 
 
 @pytest.mark.parametrize("cells", rows(PUBLISHED), ids=lambda cells: cells[0])
 def test_the_documents_list_every_published_recipe(cells: list[str]) -> None:
-    shown = row(full(cells[0]))
+    shown = row(cells[0])
     line = f"| `{shown['name']}` | {shown['global_batch']:,} | {shown['epochs']} | {shown['published']} |"
     text = (DOCS / "recipes.md").read_text()
     assert line in text
     for page, name, *_ in rows(PLACED):
-        if full(name) == shown["name"]:
+        if name == shown["name"]:
             assert f"`{page}`" in text[text.index(line) :].partition("\n")[0]
 
 
@@ -366,10 +372,13 @@ def test_the_documents_list_every_published_placement(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "own"),
-    [(name, 1e-4) for name in ("resnet50-lars-1920", "resnet50-lars-2560", "resnet50-lars-3584")]
+    [
+        (name, 1e-4)
+        for name in ("graphcore/resnet50-lars-1920", "graphcore/resnet50-lars-2560", "graphcore/resnet50-lars-3584")
+    ]
     + [(name, 5e-5) for name in named("resnet50-lars-") if name.split("-")[2] not in ("1920", "2560", "3584")]
-    + [("efficientnet-b4-g16-lars-3040", 1e-5)]
-    + [(name, 2.5e-6) for name in ("efficientnet-b4-g16-lars-6144", "efficientnet-b4-lars-6144")],
+    + [("graphcore/efficientnet-b4-g16-lars-3040", 1e-5)]
+    + [(name, 2.5e-6) for name in ("graphcore/efficientnet-b4-g16-lars-6144", "graphcore/efficientnet-b4-lars-6144")],
 )
 def test_graphcore_lars_decays_inside_its_ratio_too(name: str, own: float) -> None:
     lars = plan_of(name).recipe.optimizer
@@ -378,7 +387,7 @@ def test_graphcore_lars_decays_inside_its_ratio_too(name: str, own: float) -> No
     assert lars.skip_names == ("norm", "bias")
 
 
-@pytest.mark.parametrize("name", named("resnet50-momentum-")[:7] + named("resnet50-lars-") + named("resnet50-mlperf-"))
+@pytest.mark.parametrize("name", named("resnet50-momentum-")[:7] + named("resnet50-lars-") + named("mlperf/"))
 def test_recipes_for_mlperf_end_at_its_rate_and_are_judged_when_they_were(name: str) -> None:
     """Graphcore gave the first epoch to be judged; MLPerf's own points are judged up to their last."""
     plan = plan_of(name)
@@ -387,7 +396,7 @@ def test_recipes_for_mlperf_end_at_its_rate_and_are_judged_when_they_were(name: 
     assert (fall.power, fall.end) == (2, 1e-4)
     assert plan.recipe.norm == BatchNorm(name="batch", momentum=0.1, epsilon=1e-5)
     evaluate = plan.recipe.evaluate
-    often = 1 if name in ("resnet50-momentum-2048", "resnet50-momentum-5120") else 4
+    often = 1 if name in ("graphcore/resnet50-momentum-2048", "graphcore/resnet50-momentum-5120") else 4
     assert plan.images_in(evaluate.every) == often * IMAGES
     first = plan.recipe.epochs % 4 if "mlperf" in name else FIRST_JUDGED.get(name, 0)
     assert plan.images_in(evaluate.offset) == first * IMAGES
@@ -401,7 +410,7 @@ def test_recipes_for_mlperf_end_at_its_rate_and_are_judged_when_they_were(name: 
     ],
 )  # fmt: skip
 def test_mlperf_recipes_keep_the_rules(batch: int, decay: float, steps: int) -> None:
-    plan = plan_of(f"resnet50-mlperf-{batch}")
+    plan = plan_of(f"mlperf/resnet50-{batch}")
     lars, fall = plan.recipe.optimizer, plan.recipe.schedule
     assert isinstance(lars, Lars)
     assert isinstance(fall, Polynomial)
@@ -432,9 +441,9 @@ def test_graphcore_tensorflow_crops_and_smooths_like_tensorflow(name: str) -> No
 @pytest.mark.parametrize(
     ("name", "decay"),
     [
-        ("efficientnet-b4-graphcore", 0.953125),
-        ("efficientnet-b4-g16-graphcore-800", 0.951171875),
-        ("efficientnet-b4-g16-graphcore-640", 0.9609375),
+        ("graphcore/efficientnet-b4", 0.953125),
+        ("graphcore/efficientnet-b4-g16-800", 0.951171875),
+        ("graphcore/efficientnet-b4-g16-640", 0.9609375),
     ],
 )
 def test_graphcore_efficientnets_are_mixed_averaged_and_forget_by_their_batch(name: str, decay: float) -> None:
@@ -453,7 +462,7 @@ def test_graphcore_efficientnets_are_mixed_averaged_and_forget_by_their_batch(na
     assert plan.images_in(recipe.ema.every) == IMAGES
 
 
-@pytest.mark.parametrize("name", [*named("b4-g16-graphcore-pytorch"), "efficientnet-b4-graphcore-pytorch"])
+@pytest.mark.parametrize("name", [*named("b4-g16-pytorch"), "graphcore/efficientnet-b4-pytorch"])
 def test_graphcore_pytorch_efficientnets_are_mixed_and_fall_as_published(name: str) -> None:
     plan = plan_of(name)
     recipe = plan.recipe
@@ -465,14 +474,14 @@ def test_graphcore_pytorch_efficientnets_are_mixed_and_fall_as_published(name: s
 
 
 def test_the_first_graphcore_pytorch_efficientnets_fall_by_two_percent_an_epoch() -> None:
-    plan = plan_of("efficientnet-b0-graphcore-2048")
+    plan = plan_of("graphcore/efficientnet-b0-2048")
     for epoch in (50, 100, 200):
         step = epoch * IMAGES // 2048
         held = math.floor(step * 2048 / IMAGES * 0.416) / 0.416
         assert schedule.lr(plan, step) == pytest.approx(0.1 * 0.98**held, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", named("nvcnn"))
+@pytest.mark.parametrize("name", named("nvcnn/"))
 def test_nvcnn_crops_squashes_and_falls_as_published(name: str) -> None:
     plan = plan_of(name)
     assert isinstance(plan.data, Files)
@@ -486,7 +495,7 @@ def test_nvcnn_crops_squashes_and_falls_as_published(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "warm"), [(name, 16 if "efficientnet" in name or "4096" in name else 8) for name in named("-nvidia")]
+    ("name", "warm"), [(name, 16 if "efficientnet" in name or "4096" in name else 8) for name in named("nvidia/")]
 )
 def test_nvidia_changes_the_rate_once_an_epoch(name: str, warm: int) -> None:
     plan = plan_of(name)
@@ -500,7 +509,7 @@ def test_nvidia_changes_the_rate_once_an_epoch(name: str, warm: int) -> None:
 
 
 def test_graphcore_pytorch_changes_the_rate_sixteen_times_an_epoch() -> None:
-    plan = plan_of("resnet50-graphcore-pytorch-1024")
+    plan = plan_of("graphcore/resnet50-pytorch-1024")
     for step in (0, 10, 5 * IMAGES // 1024 - 1, 20_000, 70_000):
         held = math.floor(step * 1024 / IMAGES * 16) / 16
         expected = 0.5 * (1 + math.cos(math.pi * held / 80)) / 2 * min(1, held / 5)
@@ -520,7 +529,7 @@ def test_a_cosine_may_call_its_first_step_one() -> None:
 
 @pytest.mark.parametrize("epochs", [16, 24, 32, 40, 56, 88])
 def test_ffcv_climbs_to_epoch_two_and_grows_its_images_as_published(epochs: int) -> None:
-    plan = plan_of(f"resnet50-ffcv-{epochs}")
+    plan = plan_of(f"ffcv/resnet50-{epochs}")
     steps = IMAGES // 4096
     for epoch in (1, 2, epochs // 2, epochs - 1):
         expected = 1.7 * ((1 + 1e-4) / 2 if epoch < 2 else (epochs - epoch) / (epochs - 2))
@@ -534,7 +543,7 @@ def test_ffcv_climbs_to_epoch_two_and_grows_its_images_as_published(epochs: int)
 
 def test_statistics_that_moved_with_every_micro_batch_move_as_far_in_one_step() -> None:
     """Running statistics of torch take a share of each of a replica's micro-batches; here once a step."""
-    pages = {"-nvidia": 0.01, "resnet50-graphcore-pytorch-16": 0.1, "mobilenet-v3": 0.1}
+    pages = {"nvidia/": 0.01, "resnet50-pytorch-16": 0.1, "mobilenet-v3": 0.1}
     done: set[str] = set()
     for page, name, _, accumulation, *_ in rows(PLACED):
         share = next((share for part, share in pages.items() if part in name), None)
@@ -549,11 +558,11 @@ def test_statistics_that_moved_with_every_micro_batch_move_as_far_in_one_step() 
 @pytest.mark.parametrize(
     ("name", "word", "value"),
     [
-        ("resnet50-nvcnn", "version", "v1"), ("resnet101-nvcnn", "version", "v1"), ("resnet152-nvcnn", "version", "v1"),
-        ("resnext50-nvcnn", "version", "v1"), ("resnext101-nvcnn", "version", "v1"),
-        ("resnext152-nvcnn", "version", "v1"), ("alexnet-nvcnn", "dropout", 0.5), ("vgg16-nvcnn", "dropout", 0),
-        ("googlenet-nvcnn", "dropout", 0), ("inception-v3-nvcnn", "dropout", 0), ("inception-v4-nvcnn", "dropout", 0.2),
-        ("inception-resnet-v2-nvcnn", "dropout", 0.2),
+        ("nvcnn/resnet50", "version", "v1"), ("nvcnn/resnet101", "version", "v1"), ("nvcnn/resnet152", "version", "v1"),
+        ("nvcnn/resnext50", "version", "v1"), ("nvcnn/resnext101", "version", "v1"),
+        ("nvcnn/resnext152", "version", "v1"), ("nvcnn/alexnet", "dropout", 0.5), ("nvcnn/vgg16", "dropout", 0),
+        ("nvcnn/googlenet", "dropout", 0), ("nvcnn/inception-v3", "dropout", 0), ("nvcnn/inception-v4", "dropout", 0.2),
+        ("nvcnn/inception-resnet-v2", "dropout", 0.2),
     ],
 )  # fmt: skip
 def test_nvcnn_networks_stride_and_drop_as_published(name: str, word: str, value: object) -> None:
@@ -570,12 +579,12 @@ def test_four_images_are_mixed_where_the_micro_batch_has_as_many(cells: list[str
 def test_of_graphcore_s_tensorflow_efficientnets_the_one_with_batch_norm_divides_by_the_deviation() -> None:
     pages = [name for name in named("efficientnet-b4") if "pytorch" not in name and "nvidia" not in name]
     ways = {name: data.normalize for name in pages if isinstance(data := plan_of(name).data, Files)}
-    whole = {"efficientnet-b4-lars-6144": "mean-std", "efficientnet-b4-g16-graphcore-bench": "mean-std"}
+    whole = {"graphcore/efficientnet-b4-lars-6144": "mean-std", "graphcore/efficientnet-b4-g16-bench": "mean-std"}
     assert ways == {name: whole.get(name, "mean") for name in pages}
 
 
 def test_graphcore_pytorch_mixed_its_smallest_efficientnet_from_a_later_release_on() -> None:
-    first, later = (plan_of(f"efficientnet-b0-g16-graphcore-{batch}").recipe for batch in (768, 800))
+    first, later = (plan_of(f"graphcore/efficientnet-b0-g16-{batch}").recipe for batch in (768, 800))
     assert (first.mix.active, later.mix.active) == (False, True)
     assert first.norm == GroupNorm(name="group", groups=4, epsilon=1e-5)
     assert later.norm == GroupNorm(name="group", groups=4, epsilon=1e-3)
@@ -584,17 +593,17 @@ def test_graphcore_pytorch_mixed_its_smallest_efficientnet_from_a_later_release_
 @pytest.mark.parametrize(
     ("page", "weights", "by_chance", "cuts"),
     [
-        ("resnet50-4ipu-mk2", "fp16", True, []),
-        ("resnet50-16ipu-mk2-bench", "fp16", True, []),
-        ("efficientnet-b4-g16-4ipu-mk2", "fp32", True, ["stage2/unit2", "stage3/unit4", "stage6/unit1"]),
-        ("efficientnet-b4-g16-gn-pod16", "fp16", True, ["stage4/unit1"]),
-        ("efficientnet-b4-g16-gn-pod64", "fp16", True, ["stage4/unit1"]),
-        ("efficientnet-b4-g1-gn-pod16", "fp16", True, ["stage2/unit2", "stage4/unit1", "stage5/unit6"]),
-        ("efficientnet-b0-g16-gn", "fp32", True, ["stage3/unit2"]),
-        ("mobilenet-v3-small", "fp16", True, ["all"]),
-        ("mobilenet-v3-small-pod4", "fp16", False, ["all"]),
-        ("mobilenet-v3-large", "fp16", True, []),
-        ("mobilenet-v3-large-pod16", "fp16", False, []),
+        ("graphcore/resnet50-4ipu-mk2", "fp16", True, []),
+        ("graphcore/resnet50-16ipu-mk2-bench", "fp16", True, []),
+        ("graphcore/efficientnet-b4-g16-4ipu-mk2", "fp32", True, ["stage2/unit2", "stage3/unit4", "stage6/unit1"]),
+        ("graphcore/efficientnet-b4-g16-gn-pod16", "fp16", True, ["stage4/unit1"]),
+        ("graphcore/efficientnet-b4-g16-gn-pod64", "fp16", True, ["stage4/unit1"]),
+        ("graphcore/efficientnet-b4-g1-gn-pod16", "fp16", True, ["stage2/unit2", "stage4/unit1", "stage5/unit6"]),
+        ("graphcore/efficientnet-b0-g16-gn", "fp32", True, ["stage3/unit2"]),
+        ("graphcore/mobilenet-v3-small", "fp16", True, ["all"]),
+        ("graphcore/mobilenet-v3-small-pod4", "fp16", False, ["all"]),
+        ("graphcore/mobilenet-v3-large", "fp16", True, []),
+        ("graphcore/mobilenet-v3-large-pod16", "fp16", False, []),
     ],
 )
 def test_graphcore_pytorch_placements_round_and_cut_as_published(
@@ -607,7 +616,7 @@ def test_graphcore_pytorch_placements_round_and_cut_as_published(
     assert list(placement.recompute) == cuts
 
 
-@pytest.mark.parametrize("name", [*named("-nvidia"), *named("ffcv")])
+@pytest.mark.parametrize("name", [*named("nvidia/"), *named("ffcv/")])
 def test_norms_of_projections_decay_where_they_did(name: str) -> None:
     skip = plan_of(name).recipe.weight_decay.skip_names
     plain = ["stem.norm.weight", "stage1/unit1.norm1.weight", "stage4/unit3.norm3.bias"]
@@ -617,7 +626,7 @@ def test_norms_of_projections_decay_where_they_did(name: str) -> None:
 
 
 def test_the_recipe_of_the_mlperf_write_up() -> None:
-    plan = plan_of("resnet50-lars-3200", "mk2-resnet50-mlperf-pod16-lars")
+    plan = plan_of("graphcore/resnet50-lars-3200", "graphcore/mk2-resnet50-mlperf-pod16-lars")
     assert (plan.norm_replicas, plan.norm_total, plan.warm_steps) == (2, 80, 800)
     assert schedule.lr(plan, 800) == 10.72
     assert plan.recomputed[:2] == ["stage1/unit2", "stage2/unit1"]
@@ -626,13 +635,13 @@ def test_the_recipe_of_the_mlperf_write_up() -> None:
 
 
 def test_timm_a3_is_lamb_on_binary_losses_at_160_pixels() -> None:
-    recipe = plan_of("resnet50-timm-a3").recipe
+    recipe = plan_of("timm/resnet50-a3").recipe
     assert (recipe.loss.kind, recipe.loss.threshold) == ("binary", 0.2)
     assert (recipe.mix.mixup, recipe.mix.switch_probability, recipe.mix.mixup_larger) == (0.1, 0.5, False)
     assert recipe.weight_decay.skip_dimensions == (1,)
     assert recipe.clip.norm == 1
     assert isinstance(recipe.schedule, Cosine)
-    plan = plan_of("resnet50-timm-a3")
+    plan = plan_of("timm/resnet50-a3")
     rates = [schedule.lr(plan, epoch * (IMAGES // 2048)) for epoch in (0, 5, 99)]
     assert rates == pytest.approx(
         [1e-4, *(1e-6 + (8e-3 - 1e-6) * (1 + math.cos(math.pi * epoch / 100)) / 2 for epoch in (5, 99))], rel=1e-12
@@ -645,13 +654,13 @@ def test_timm_a3_is_lamb_on_binary_losses_at_160_pixels() -> None:
 
 @pytest.mark.parametrize("epochs", [16, 24, 32, 40, 56, 88])
 def test_ffcv_blurs_and_judges_mirror_images_too(epochs: int) -> None:
-    recipe = plan_of(f"resnet50-ffcv-{epochs}").recipe
+    recipe = plan_of(f"ffcv/resnet50-{epochs}").recipe
     assert isinstance(recipe.model, ResNet)
     assert recipe.model.blur
     assert recipe.evaluate.flip
 
 
-@pytest.mark.parametrize("name", ["efficientnet-b0-nvidia", "efficientnet-b4-nvidia"])
+@pytest.mark.parametrize("name", ["nvidia/efficientnet-b0", "nvidia/efficientnet-b4"])
 def test_nvidia_s_efficientnets_have_the_pairs_that_came_with_the_network(name: str) -> None:
     policy = plan_of(name).recipe.augment.policy
     assert isinstance(policy, AutoAugment)

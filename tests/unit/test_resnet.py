@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conftest import make_recipe
+from paceline.facts import DataFacts
 from paceline.model.build import build_network
 from paceline.model.layers import BlurredConv, conv
 from paceline.model.resnet import ResidualUnit
-from paceline.settings.data import DataFacts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

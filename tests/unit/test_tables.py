@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from conftest import make_recipe
+from paceline.facts import DataFacts
 from paceline.model import tables
 from paceline.model.batch import Batch
 from paceline.model.build import build_network
 from paceline.model.cost import block_costs
 from paceline.model.dropout import DropoutMasks
 from paceline.model.norm import BatchNormAct, NormAct
-from paceline.settings.data import DataFacts
 from paceline.settings.model import External, Model
 from paceline.settings.recipe import Recipe
 

@@ -188,7 +188,7 @@ def test_where_nothing_lasting_can_be_written_workers_open_the_index_of_the_repl
     makes = partial(scanning, plan, folder, str(tmp_path / "temporary"), nowhere)
     with two_workers(makes) as workers:
         assert asked(workers, "training", 1)()[0] == [(0, str(plan.facts.images))]
-    for kept in (tmp_path / "temporary").rglob("*.bin"):
+    for kept in (tmp_path / "temporary").rglob("*.safetensors"):
         kept.unlink()
     with two_workers(makes) as workers:  # so that the count is known to count
         [(scanned, _)], _ = asked(workers, "training", 1)()

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import make_recipe
+from paceline.facts import DataFacts
 from paceline.model.batch import Batch
 from paceline.model.build import build_network
 from paceline.model.dropout import DropoutMasks
 from paceline.model.network import Network
 from paceline.model.norm import Statistics
-from paceline.settings.data import DataFacts
 from paceline.training.trials import Outcome, compare_outcomes
 
 pytestmark = [

@@ -28,10 +28,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 WORLD = World(torch.device("cpu"))
 QUICK = {
-    "cifar10/resnet8-graphcore",
-    "imagenet/googlenet-nvcnn",
-    "imagenet/mobilenet-v3-small-graphcore",
-    "imagenet/resnet50-lars-3200",
+    "graphcore/resnet8",
+    "nvcnn/googlenet",
+    "graphcore/mobilenet-v3-small",
+    "graphcore/resnet50-lars-3200",
 }
 
 
@@ -85,11 +85,11 @@ def test_a_recipe_trains_two_steps_and_is_judged(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "left_alone"),
     [
-        ("imagenet/resnet50-lars-3200", 2 * 53),  # every norm; the bias of the head decays
-        ("imagenet/resnet50-graphcore-pytorch-16416", 2 * 53 + 1),
-        ("imagenet/resnet50-nvidia", 2 * 49),  # not the norms of its four projections
-        ("imagenet/resnet50-ffcv-16", 2 * 49),
-        ("imagenet/resnet50-nvcnn", 0),
+        ("graphcore/resnet50-lars-3200", 2 * 53),  # every norm; the bias of the head decays
+        ("graphcore/resnet50-pytorch-16416", 2 * 53 + 1),
+        ("nvidia/resnet50", 2 * 49),  # not the norms of its four projections
+        ("ffcv/resnet50-16", 2 * 49),
+        ("nvcnn/resnet50", 0),
     ],
 )
 def test_weight_decay_leaves_alone_what_it_did(name: str, left_alone: int) -> None:

@@ -164,7 +164,8 @@ def pixels_at(plan: Plan, folder: Path, position: int) -> NDArray[np.uint8]:
     # The layout that gives one replica exactly this image: whatever the layout, the image is the same.
     layout = {"micro_batch": 1, "replicas": plan.global_batch, "decoded_validation": False, "loader_workers": 1}
     data = plan.data.model_copy(update={"normalize": "mean"})
-    plan = replace(plan, data=data, placement=plan.placement.model_copy(update=layout))
+    recipe = plan.recipe.model_copy(update={"data": data})
+    plan = replace(plan, recipe=recipe, placement=plan.placement.model_copy(update=layout))
     device = torch.device("cpu")
     step, replica = divmod(position, plan.global_batch)
     loader = FileLoader(

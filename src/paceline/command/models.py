@@ -8,9 +8,9 @@ from typing import Any
 
 from paceline.command.tables import show_facts, show_rows
 from paceline.errors import PlanError, SpecError
+from paceline.facts import DataFacts
 from paceline.model import tables
 from paceline.settings.build import build
-from paceline.settings.data import DataFacts
 from paceline.settings.read import override, parse
 from paceline.settings.recipe import Recipe
 from paceline.settings.schema import fields

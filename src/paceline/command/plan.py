@@ -56,10 +56,10 @@ def _parts(job: Job) -> dict[str, Any]:
 def _network(plan: Plan) -> str:
     """Its name and settings, and its parameters where the tables count those of this very network."""
     written, proxy = _kind(plan.recipe.model), getattr(plan.recipe.norm, "proxy", False)
-    known = next((row for row in tables.MEMBERS if row.name == written), None)
-    if known is None or proxy or (plan.facts.classes, plan.facts.channels) != (known.classes, 3):
+    member = next((row for row in tables.MEMBERS if row.name == written), None)
+    if member is None or proxy or (plan.facts.classes, plan.facts.channels) != (member.classes, 3):
         return written
-    return f"{written}, {known.parameters:,} parameters"
+    return f"{written}, {member.parameters:,} parameters"
 
 
 def _data(job: Job) -> str:
@@ -83,7 +83,8 @@ def _notes(plan: Plan) -> list[str]:
             f"one step of {plan.global_batch:,} images is more than all {plan.facts.images:,} training images; "
             f"a smaller global_batch makes more steps"
         )
-    asked, made = plan.recipe.epochs, plan.epoch(plan.steps)
-    if abs(made - asked) > 0.01 * asked:
-        notes.append(f"{plan.steps:,} whole steps make {made:.3g} epochs, not the {asked:g} asked for")
+    asked, actual = plan.recipe.epochs, plan.epoch(plan.steps)
+    if abs(actual - asked) > 0.01 * asked:
+        steps = f"{plan.steps:,} step{'s' if plan.steps > 1 else ''}"
+        notes.append(f"epochs is {asked:g}, and whole steps make {actual:.3g} ({steps})")
     return notes

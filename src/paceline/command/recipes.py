@@ -18,14 +18,22 @@ from paceline.settings.recipe import Recipe
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def run(name: str | None, as_json: bool) -> None:
-    """List the shipped recipes, or print one."""
-    if name is None:
-        rows = [row(each) for each in sorted(shipped.names("recipes"), key=_by_numbers)]
+def run(name: str | None, everything: bool, as_json: bool) -> None:
+    """List Paceline's own recipes, all, or those of one system; or print one."""
+    names = shipped.names("recipes")
+    listed = names if everything else [each for each in names if each.startswith(f"{name}/")]
+    if name is None or listed:
+        listed = listed or shipped.own_names("recipes")
+        rows = [row(each) for each in sorted(listed, key=_by_numbers)]
         if as_json:
             print(json.dumps(rows, indent=1))
-        else:
-            console().print(_table(rows))
+            return
+        console().print(_table(rows))
+        if name is None and not everything:
+            published = sorted(set(names) - set(listed))
+            systems = ", ".join(sorted({each.partition("/")[0] for each in published}))
+            print(f"\n{len(published)} more were published by others ({systems}).")
+            print("List them with: paceline recipes --all, or: paceline recipes nvidia")
     elif as_json:
         settings = build(Recipe, shipped.tree("recipes", name))
         print(json.dumps({"name": name, **json.loads(settings.model_dump_json())}, indent=1))
@@ -53,13 +61,15 @@ def _kind(written: str | dict[str, Any]) -> str:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    """The same for people: names stay whole in a narrow window, so that they can be copied."""
+    """Rows as a table; names stay whole in a narrow window, so that they can be copied."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in rows[0]:
+    columns = [column for column in rows[0] if any(each[column] for each in rows)]
+    for column in columns:
         side: Literal["left", "right"] = "right" if column in ("global_batch", "epochs") else "left"
         table.add_column(column.replace("_", " "), justify=side, no_wrap=column == "name", overflow="fold")
     for each in rows:
-        table.add_row(*(f"{value:,}" if isinstance(value, int | float) else value for value in each.values()))
+        values = [each[column] for column in columns]
+        table.add_row(*(f"{value:,}" if isinstance(value, int | float) else value for value in values))
     return table
 
 

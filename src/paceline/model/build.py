@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 from torch import nn
 
+from paceline.facts import DataFacts
 from paceline.model.alexnet import alexnet_blocks
 from paceline.model.external import external_blocks
 from paceline.model.inception import googlenet_blocks, inception3_blocks, inception4_blocks, inception_resnet_blocks
@@ -14,7 +15,6 @@ from paceline.model.mobile import efficientnet_blocks, mobilenet2_blocks, mobile
 from paceline.model.network import Network
 from paceline.model.resnet import cifar_resnet_blocks, cifar_resnext_blocks, resnet_blocks, resnext_blocks
 from paceline.model.vgg import vgg_blocks
-from paceline.settings.data import DataFacts
 from paceline.settings.model import (
     AlexNet,
     CifarResNet,

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from paceline.facts import DataFacts
 from paceline.model.batch import Batch
 from paceline.model.build import build_network
 from paceline.model.dropout import DropoutMasks
 from paceline.model.norm import Statistics
-from paceline.settings.data import DataFacts
 from paceline.settings.recipe import Recipe
 
 IMAGES = 2

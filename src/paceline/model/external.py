@@ -11,11 +11,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline import keyed
 from paceline.errors import PlanError
+from paceline.facts import DataFacts
 from paceline.model.batch import Batch, Layer
 from paceline.model.dropout import Dropout, DropoutMasks, StochasticDepth
 from paceline.model.layers import MakeNorm
 from paceline.model.norm import Statistics
-from paceline.settings.data import DataFacts
 from paceline.settings.model import External
 
 PROBE = 2

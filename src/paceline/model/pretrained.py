@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from paceline import checkpoint
 from paceline.errors import DataError, UserError
+from paceline.facts import DataFacts
 from paceline.model.external import create, load_package
-from paceline.settings.data import DataFacts
 
 Weights = dict[str, Tensor]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from paceline.facts import DataFacts, NetworkFacts
 from paceline.model import inception_tables, mobile_tables
-from paceline.planning import NetworkFacts
-from paceline.settings.data import DataFacts
 from paceline.settings.model import (
     AlexNet,
     CifarResNet,

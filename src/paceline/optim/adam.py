@@ -8,42 +8,42 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.optim.lars import trusted
-from paceline.optim.rule import Moment
+from paceline.optim.lars import trust_ratio
+from paceline.optim.rule import StepView
 
 
 @dataclass(frozen=True)
 class AdamRule:
-    """m = b1 * m + (1 - b1) * g; v = b2 * v + (1 - b2) * g**2, each divided by 1 - b**steps for its start at zero;
+    """m = b1 * m + (1 - b1) * g; v = b2 * v + (1 - b2) * g**2, both divided by 1 - b**good_steps;
     w -= lr * u with u = m / (sqrt(v) + epsilon) + decay * w.
 
-    LAMB multiplies u by |w| / |u| of each tensor, and by 1 where one of the norms is zero.
+    LAMB multiplies u by |w| / |u| of each tensor, or by 1 where one of the norms is zero.
     """
 
     betas: tuple[float, float]
     epsilon: float
-    scaled: bool = False
-    """Whether this is LAMB's step."""
-    counts = True
+    lamb: bool = False
+    needs_step_count = True
 
     @property
-    def starts(self) -> dict[str, float]:
+    def initial_state(self) -> dict[str, float]:
         return {"mean": 0.0, "square": 0.0}
 
-    def move(self, now: Moment) -> tuple[Tensor, dict[str, Tensor]]:
+    def update(self, view: StepView) -> tuple[Tensor, dict[str, Tensor]]:
         first, second = self.betas
-        mean = now.state["mean"].lerp(now.gradient, 1 - first)
-        square = (now.state["square"] * second).addcmul_(now.gradient, now.gradient, value=1 - second)
-        root = (square / _begun(second, now.steps)).sqrt_().add_(self.epsilon)
-        step = (mean / _begun(first, now.steps)).div_(root)
-        if now.decay:
-            step.add_(now.weights, alpha=now.decay)
-        if self.scaled:
-            norms = now.slab.norms
-            step = now.slab.times(step, trusted(norms(now.weights), norms(step), trust=1.0))
-        return torch.addcmul(now.weights, step, now.lr, value=-1), {"mean": mean, "square": square}
+        mean = view.state["mean"].lerp(view.gradient, 1 - first)
+        square = (view.state["square"] * second).addcmul_(view.gradient, view.gradient, value=1 - second)
+        root = (square / bias_correction(second, view.good_steps)).sqrt_().add_(self.epsilon)
+        direction = (mean / bias_correction(first, view.good_steps)).div_(root)
+        if view.decay:
+            direction.add_(view.weights, alpha=view.decay)
+        if self.lamb:
+            norms = view.flat.norms
+            ratio = trust_ratio(norms(view.weights), norms(direction), coefficient=1.0)
+            direction = view.flat.multiply(direction, ratio)
+        return view.descend(direction), {"mean": mean, "square": square}
 
 
-def _begun(beta: float, steps: Tensor) -> Tensor:
-    """1 - beta**steps, without the loss of digits that the subtraction would bring in float32."""
-    return -torch.expm1(steps * (math.log(beta) if beta else -math.inf))
+def bias_correction(beta: float, good_steps: Tensor) -> Tensor:
+    """1 - beta**good_steps, without the digits that the subtraction would lose in float32."""
+    return -torch.expm1(good_steps * (math.log(beta) if beta else -math.inf))

@@ -1,4 +1,4 @@
-"""Bounds on the mean gradient of a step: by value, by the norm of the whole, and by the weights of each output."""
+"""Gradient clipping: by value, by the norm of all gradients, and by the weights of each output."""
 
 from __future__ import annotations
 
@@ -7,57 +7,57 @@ from collections.abc import Set
 import torch
 from torch import Tensor
 
-from paceline.optim.flat import Slab, grain_norms
+from paceline.optim.flat import FlatParameters, block_norms
 from paceline.settings.optimizer import Clip
 
-SMALLEST = 1e-3
-"""Weights of an output with a smaller norm than this are taken to have this one, or they could never leave zero."""
+MIN_WEIGHT_NORM = 1e-3
+"""Adaptive clipping takes smaller weight norms for this one, or weights of zero could never leave zero."""
 
 
 class Clipping:
-    """The bounds of a recipe, applied to the rows of gradients of all slabs."""
+    """A recipe's limits, applied to the flat gradients of all groups."""
 
-    def __init__(self, bounds: Clip, slabs: list[Slab], head: Set[str]) -> None:
-        """`head` names the weights that decide between classes, which adaptive clipping leaves alone."""
-        self._bounds, self._slabs = bounds, slabs
-        self._outputs = [_Outputs(slab, head) for slab in slabs] if bounds.adaptive else []
+    def __init__(self, limits: Clip, groups: list[FlatParameters], head: Set[str]) -> None:
+        """`head` names the weights of the classifier, which adaptive clipping leaves alone."""
+        self._limits, self._groups = limits, groups
+        self._outputs = [_Outputs(flat, head) for flat in groups] if limits.adaptive else []
 
     def __call__(self, gradients: list[Tensor]) -> list[Tensor]:
-        """The gradients within the bounds: value first, then norm, then output by output."""
-        bounds = self._bounds
-        if bounds.value is not None:
-            gradients = [gradient.clamp(-bounds.value, bounds.value) for gradient in gradients]
-        if bounds.norm is not None:
-            whole = torch.linalg.vector_norm(torch.cat([grain_norms(row) for row in gradients]))
-            scale = (bounds.norm / whole).clamp_(max=1)  # a norm of zero gives infinity, and so 1
-            gradients = [gradient * scale for gradient in gradients]
-        if bounds.adaptive is not None:
-            together = zip(self._outputs, self._slabs, gradients, strict=True)
-            gradients = [outputs.bound(slab.wide, row, bounds.adaptive) for outputs, slab, row in together]
+        """The gradients within the limits: by value first, then by norm, then output by output."""
+        limits = self._limits
+        if limits.value is not None:
+            gradients = [gradient.clamp(-limits.value, limits.value) for gradient in gradients]
+        if limits.norm is not None:
+            norm = torch.linalg.vector_norm(torch.cat([block_norms(gradient) for gradient in gradients]))
+            factor = (limits.norm / norm).clamp_(max=1)  # a norm of zero gives infinity, and so 1
+            gradients = [gradient * factor for gradient in gradients]
+        if limits.adaptive is not None:
+            triples = zip(self._outputs, self._groups, gradients, strict=True)
+            gradients = [outputs.clip(gradient, flat.weights, limits.adaptive) for outputs, flat, gradient in triples]
         return gradients
 
 
 class _Outputs:
-    """Where the numbers of each output of a slab's layers are."""
+    """Where the numbers of each layer's outputs are in flat parameters."""
 
-    def __init__(self, slab: Slab, head: Set[str]) -> None:
+    def __init__(self, flat: FlatParameters, head: Set[str]) -> None:
         lengths: list[int] = []
-        bound: list[bool] = []
-        for (name, parameter), length in zip(slab.parameters.items(), slab.lengths, strict=True):
+        clipped: list[bool] = []
+        for (name, parameter), length in zip(flat.parameters.items(), flat.lengths, strict=True):
             outputs = parameter.shape[0] if parameter.dim() > 1 else 1
-            each = parameter.numel() // outputs
-            lengths += [each] * (outputs - 1) + [length - each * (outputs - 1)]  # the gap goes to the last one
-            bound += [parameter.dim() > 1 and name not in head] * outputs
+            size = parameter.numel() // outputs
+            lengths += [size] * (outputs - 1) + [length - size * (outputs - 1)]  # the last one has the padding
+            clipped += [parameter.dim() > 1 and name not in head] * outputs
         self._total = sum(lengths)
-        self._lengths = torch.tensor(lengths, device=slab.wide.device)
-        self._bound = torch.tensor(bound, device=slab.wide.device)
+        self._lengths = torch.tensor(lengths, device=flat.weights.device)
+        self._clipped = torch.tensor(clipped, device=flat.weights.device)
 
-    def bound(self, weights: Tensor, gradient: Tensor, share: float) -> Tensor:
-        """The gradient, each output's scaled down to a share of the norm of its weights where it is larger."""
-        most = share * self._norms(weights).clamp_(min=SMALLEST)
-        scale = torch.where(self._bound, (most / self._norms(gradient)).clamp_(max=1), 1.0)
-        return gradient * torch.repeat_interleave(scale, self._lengths, output_size=self._total)
+    def clip(self, gradient: Tensor, weights: Tensor, fraction: float) -> Tensor:
+        """The gradient, with each output's norm at most a fraction of the norm of its weights."""
+        limits = fraction * self._norms(weights).clamp_(min=MIN_WEIGHT_NORM)
+        factors = torch.where(self._clipped, (limits / self._norms(gradient)).clamp_(max=1), 1.0)
+        return gradient * torch.repeat_interleave(factors, self._lengths, output_size=self._total)
 
-    def _norms(self, row: Tensor) -> Tensor:
+    def _norms(self, flat: Tensor) -> Tensor:
         # Checking that the lengths add up would wait for the device.
-        return torch.segment_reduce(row.square(), "sum", lengths=self._lengths, unsafe=True).sqrt_()
+        return torch.segment_reduce(flat.square(), "sum", lengths=self._lengths, unsafe=True).sqrt_()

@@ -1,4 +1,4 @@
-"""LARS and LARC: learning rates tensor by tensor, by the ratio of the norms of weights and gradient."""
+"""LARS and LARC: learning rates tensor by tensor, from the ratio of the norms of weights and gradient."""
 
 from __future__ import annotations
 
@@ -7,64 +7,65 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.optim.rule import Moment
-from paceline.optim.sgd import descend
+from paceline.optim.rule import StepView
+from paceline.optim.sgd import sgd_update
 from paceline.settings.optimizer import Larc, Lars
 
 
-def trusted(weights: Tensor, steps: Tensor, trust: float, pull: float = 0.0, epsilon: float = 0.0) -> Tensor:
-    """trust * |w| / (|step| + pull * |w| + epsilon) for each pair of norms, and 1 where one of them is zero."""
-    ratio = trust * weights / (steps + pull * weights + epsilon)
-    return torch.where((weights > 0) & (steps > 0), ratio, 1.0)
+def trust_ratio(
+    weight_norms: Tensor, step_norms: Tensor, coefficient: float, decay: float = 0.0, epsilon: float = 0.0
+) -> Tensor:
+    """coefficient * |w| / (|step| + decay * |w| + epsilon) for each pair of norms, and 1 where one of them is zero."""
+    ratio = coefficient * weight_norms / (step_norms + decay * weight_norms + epsilon)
+    return torch.where((weight_norms > 0) & (step_norms > 0), ratio, 1.0)
 
 
 @dataclass(frozen=True)
 class LarsRule:
-    """m = momentum * m + lr * ratio * (g + decay * w); w -= m, the learning rate inside the momentum as in the MLPerf
-    reference; with `momentum_correction`, m = momentum * m + ratio * (g + decay * w); w -= lr * m.
+    """m = momentum * m + lr * ratio * (g + decay * w); w -= m, with the learning rate inside the momentum as in the
+    MLPerf reference; with `momentum_correction`, m = momentum * m + ratio * (g + decay * w); w -= lr * m.
 
-    g has weight decay added to it before its norm is taken. Parameters that LARS skips have ratio 1 and no LARS decay.
+    Weight decay is added to g before its norm is taken. Parameters that LARS skips have ratio 1 and no LARS decay.
     """
 
     settings: Lars
     skipped: bool
-    counts = False
+    needs_step_count = False
 
     @property
-    def starts(self) -> dict[str, float]:
+    def initial_state(self) -> dict[str, float]:
         return {"momentum": 0.0}
 
-    def move(self, now: Moment) -> tuple[Tensor, dict[str, Tensor]]:
-        settings, direction = self.settings, self._direction(now)
+    def update(self, view: StepView) -> tuple[Tensor, dict[str, Tensor]]:
+        settings, direction = self.settings, self._direction(view)
         if settings.momentum_correction:
-            return descend(now, direction, settings.momentum, nesterov=False)
-        kept = (now.state["momentum"] * settings.momentum).addcmul_(direction, now.lr)
-        return now.weights - kept, {"momentum": kept}
+            return sgd_update(view, direction, settings.momentum, nesterov=False)
+        buffer = (view.state["momentum"] * settings.momentum).addcmul_(direction, view.lr)
+        return view.weights - buffer, {"momentum": buffer}
 
-    def _direction(self, now: Moment) -> Tensor:
-        settings, gradient, norms = self.settings, now.decayed, now.slab.norms
+    def _direction(self, view: StepView) -> Tensor:
+        settings, gradient, norms = self.settings, view.decayed_gradient, view.flat.norms
         if self.skipped:
             return gradient
-        ratio = trusted(
-            norms(now.weights), norms(gradient), settings.trust_coefficient, settings.decay, settings.epsilon
-        )
-        return now.slab.times(gradient.add(now.weights, alpha=settings.decay), ratio)
+        weight_norms, gradient_norms = norms(view.weights), norms(gradient)
+        ratio = trust_ratio(weight_norms, gradient_norms, settings.trust_coefficient, settings.decay, settings.epsilon)
+        return view.flat.multiply(gradient.add(view.weights, alpha=settings.decay), ratio)
 
 
 @dataclass(frozen=True)
 class LarcRule:
-    """Momentum over gradients times min(ratio / lr, 1), or times the ratio; decay is in the gradient before."""
+    """Momentum over gradients times min(ratio / lr, 1), or times the ratio; g includes weight decay throughout."""
 
     settings: Larc
-    counts = False
+    needs_step_count = False
 
     @property
-    def starts(self) -> dict[str, float]:
+    def initial_state(self) -> dict[str, float]:
         return {"momentum": 0.0}
 
-    def move(self, now: Moment) -> tuple[Tensor, dict[str, Tensor]]:
-        settings, gradient = self.settings, now.decayed
-        factor = trusted(now.slab.norms(now.weights), now.slab.norms(gradient), settings.trust_coefficient)
+    def update(self, view: StepView) -> tuple[Tensor, dict[str, Tensor]]:
+        settings, gradient, norms = self.settings, view.decayed_gradient, view.flat.norms
+        factor = trust_ratio(norms(view.weights), norms(gradient), settings.trust_coefficient)
         if settings.mode == "clip":
-            factor = (factor / now.lr).clamp_(max=1)  # a rate of zero gives infinity, and so 1
-        return descend(now, now.slab.times(gradient, factor), settings.momentum, settings.nesterov)
+            factor = (factor / view.lr).clamp_(max=1)  # a rate of zero gives infinity, and so 1
+        return sgd_update(view, view.flat.multiply(gradient, factor), settings.momentum, settings.nesterov)

@@ -1,4 +1,4 @@
-"""What a rule for taking steps is, and the optimizer that carries one out slab by slab."""
+"""What an update rule is, and the optimizer that applies rules to groups of flat parameters."""
 
 from __future__ import annotations
 
@@ -9,95 +9,102 @@ import torch
 from torch import Tensor
 
 from paceline.optim.clip import Clipping
-from paceline.optim.flat import Group, Slab
+from paceline.optim.flat import FlatParameters, ParameterGroup
 
 
 @dataclass(frozen=True)
-class Moment:
-    """What a rule sees of one slab in one step; every row is float32 or wider."""
+class StepView:
+    """What a rule sees of one group in one step; weights, gradient and state are flat, in float32 or wider."""
 
-    slab: Slab
+    flat: FlatParameters
     weights: Tensor
     gradient: Tensor
-    """The mean over the images, clipped, without weight decay."""
+    """The clipped mean over the images, without weight decay."""
     state: dict[str, Tensor]
     lr: Tensor
+    """The group's learning rate, 0-dimensional and of the weights' type."""
     decay: float
-    steps: Tensor
-    """How many good steps there were, this one included."""
+    good_steps: Tensor
+    """How many good steps there have been, including this one."""
 
     @property
-    def decayed(self) -> Tensor:
-        """The gradient with weight decay added to it."""
+    def decayed_gradient(self) -> Tensor:
+        """The gradient plus weight decay."""
         return self.gradient.add(self.weights, alpha=self.decay) if self.decay else self.gradient
+
+    def descend(self, direction: Tensor) -> Tensor:
+        """The weights minus the learning rate times a direction."""
+        return torch.addcmul(self.weights, direction, self.lr, value=-1)
 
 
 class Rule(Protocol):
-    """How a gradient becomes a step: a pure function of the moment."""
+    """How a gradient becomes a step: a pure function of a `StepView`, on tensors only."""
 
     @property
-    def starts(self) -> dict[str, float]:
-        """The states that each number of the weights carries, and what they start as."""
+    def initial_state(self) -> dict[str, float]:
+        """The names of the states that each weight has, and their first values."""
         ...
 
     @property
-    def counts(self) -> bool:
-        """Whether it needs to know how many good steps there were."""
+    def needs_step_count(self) -> bool:
+        """Whether the rule depends on the number of good steps."""
         ...
 
-    def move(self, now: Moment) -> tuple[Tensor, dict[str, Tensor]]:
-        """New weights and new states; what it is given stays as it is."""
+    def update(self, view: StepView) -> tuple[Tensor, dict[str, Tensor]]:
+        """New weights and new state; the view stays as it is."""
         ...
 
 
-class Part:
-    """The parameters of a group in their slab, with the rule that moves them."""
+class FlatGroup:
+    """A group of flat parameters with their rule and its state."""
 
-    def __init__(self, group: Group, rule: Rule, rounding: int | None = None) -> None:
-        self.slab, self.rule = Slab(group.parameters, rounding), rule
+    def __init__(self, group: ParameterGroup, rule: Rule, rounding_key: int | None = None) -> None:
+        self.flat, self.rule = FlatParameters(group.parameters, rounding_key), rule
         self._lr_factor, self._decay = group.lr_factor, group.decay
-        self._state = {name: self.slab.row(value) for name, value in rule.starts.items()}
+        self._state = {name: self.flat.full(value) for name, value in rule.initial_state.items()}
 
-    def move(self, gradient: Tensor, lr: Tensor, steps: Tensor, bad: Tensor, step: Tensor) -> None:
-        """One step by the mean gradient, unless it is bad."""
-        rate = (lr * self._lr_factor).to(gradient.dtype)
-        now = Moment(self.slab, self.slab.wide, gradient, self._state, rate, self._decay, steps)
-        weights, state = self.rule.move(now)
-        self.slab.write(weights, bad, step)
-        for name, row in self._state.items():
-            torch.where(bad > 0, row, state[name], out=row)
+    def update(self, gradient: Tensor, lr: Tensor, good_steps: Tensor, bad: Tensor, step: Tensor) -> None:
+        """Apply the rule to the mean gradient, unless the step is bad."""
+        weights = self.flat.weights
+        lr = (lr * self._lr_factor).to(weights.dtype)
+        view = StepView(self.flat, weights, gradient, self._state, lr, self._decay, good_steps)
+        weights, state = self.rule.update(view)
+        self.flat.write(weights, bad, step)
+        for name, values in self._state.items():
+            torch.where(bad > 0, values, state[name], out=values)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its states, window by window."""
+        """The rule's state, by parameter and state name."""
         return {
-            f"{parameter}.{name}": window
-            for name, row in self._state.items()
-            for parameter, window in self.slab.windows(row).items()
+            f"{parameter}.{name}": view
+            for name, values in self._state.items()
+            for parameter, view in self.flat.views(values).items()
         }
 
 
-class Ruled:
-    """An optimizer made of parts, each with its rule; gradients are gathered and clipped for all of them first.
+class FlatOptimizer:
+    """An optimizer of several groups, each with a rule of its own; gradients are clipped over all groups first.
 
-    Everything is decided on the device: a bad step is computed like any other, and not written.
+    Everything is decided on the device: a bad step is computed like any other, but not written.
     """
 
-    def __init__(self, parts: list[Part], clipping: Clipping) -> None:
-        self._parts, self._clipping = parts, clipping
-        self._steps = parts[0].slab.wide.new_zeros(())
+    def __init__(self, groups: list[FlatGroup], clipping: Clipping) -> None:
+        self._groups, self._clipping = groups, clipping
+        self._good_steps = groups[0].flat.weights.new_zeros(())
 
     @torch.no_grad()
     def step(self, lr: Tensor, divisor: Tensor, bad: Tensor, step: Tensor) -> None:
-        """Move the weights by gradients / divisor, unless the step is bad, and let the gradients go."""
-        gradients = self._clipping([part.slab.gradient().div_(divisor) for part in self._parts])
-        steps = self._steps + 1
-        for part, gradient in zip(self._parts, gradients, strict=True):
-            part.move(gradient, lr, steps, bad, step)
-        torch.where(bad > 0, self._steps, steps, out=self._steps)
+        """Move the weights by gradients / divisor unless the step is bad, and drop the gradients."""
+        gradients = self._clipping([group.flat.pop_gradient().div_(divisor) for group in self._groups])
+        good_steps = self._good_steps + 1
+        for group, gradient in zip(self._groups, gradients, strict=True):
+            group.update(gradient, lr, good_steps, bad, step)
+        torch.where(bad > 0, self._good_steps, good_steps, out=self._good_steps)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything it carries from step to step, by name."""
-        found = {"good_steps": self._steps} if any(part.rule.counts for part in self._parts) else {}
-        for part in self._parts:
-            found |= part.tensors()
-        return found
+        """Everything that the optimizer carries from step to step, by name."""
+        counted = any(group.rule.needs_step_count for group in self._groups)
+        tensors = {"good_steps": self._good_steps} if counted else {}
+        for group in self._groups:
+            tensors |= group.tensors()
+        return tensors

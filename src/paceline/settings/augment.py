@@ -41,9 +41,9 @@ class Erase(Settings):
     """A box of random size and shape that becomes zero after normalization, which is the mean color."""
 
     probability: Probability = 0.0
-    """Share of the images that lose a box."""
+    """Fraction of the images that lose a box."""
     area: Areas = (0.02, 0.3333)
-    """Smallest and largest share of the image that the box covers."""
+    """Smallest and largest fraction of the image that the box covers."""
     aspect: Aspects = (0.3, 3.3333)
     """Smallest and largest height of the box over its width; each doubling is as likely."""
 
@@ -53,7 +53,7 @@ class Color(Settings):
     brightness, saturation, hue, contrast; or brightness, contrast, saturation, hue."""
 
     brightness: Probability = 0.0
-    """Up to this share of 255 is added to or taken from every pixel."""
+    """Up to this fraction of 255 is added to or taken from every pixel."""
     saturation: Factors = (1.0, 1.0)
     """Smallest and largest factor of the saturation (of hue, saturation and value)."""
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
@@ -99,7 +99,7 @@ class RandAugment(Settings):
     magnitude_std: NotNegative = 0.0
     """Standard deviation of the normal numbers that are added to the magnitude, drawn anew for each operation."""
     probability: Probability = 1.0
-    """Share of the images that each layer changes."""
+    """Fraction of the images that each layer changes."""
     form: Literal["torch", "tensorflow", "timm"] = "torch"
     """What magnitudes mean, as in autoaugment, and which operations there are: torch has identity; tensorflow has
     invert, cutout and solarize-add instead; timm has tensorflow's but for cutout, and the stronger the more they do."""
@@ -116,7 +116,7 @@ class Crop(Settings):
     """A box of random size, shape and place, resized to the image side; for data in files."""
 
     area: Areas = (0.08, 1.0)
-    """Smallest and largest share of the image that the box covers."""
+    """Smallest and largest fraction of the image that the box covers."""
     aspect: Aspects = (0.75, 1.3333333333)
     """Smallest and largest width of the box over its height."""
     distribution: Literal["logarithmic", "uniform"] = "logarithmic"
@@ -127,7 +127,7 @@ class Crop(Settings):
     otherwise: Literal["center", "whole"] = "center"
     """After the last try: as much of the center as the shapes allow (torch), or the whole image (TensorFlow)."""
     object_fraction: Probability = 0.0
-    """The box must hold at least this share of one of the image's objects, where the data tells where they are."""
+    """The box must hold at least this fraction of one of the image's objects, where the data tells where they are."""
 
 
 class Augment(Settings):
@@ -167,27 +167,27 @@ class Augment(Settings):
 
 
 class FixedCut(Settings):
-    """Always the same share of an image's own pixels."""
+    """Always the same fraction of an image's own pixels."""
 
     name: Literal["fixed"]
     kept: Fraction
-    """Share of an image's own pixels that is kept."""
+    """Fraction of an image's own pixels that is kept."""
 
 
 class LogarithmicCut(Settings):
-    """No cut with a chance of 1.55 kept - 0.96; else 1 + ln(u) / 4 is kept, u uniform between e^-4 and 1."""
+    """No cut with a probability of 1.55 kept - 0.96; otherwise 1 + ln(u) / 4 is kept, u uniform between e^-4 and 1."""
 
     name: Literal["logarithmic"]
     kept: Annotated[float, Field(ge=0.62, lt=1)]
-    """About the mean share of an image's own pixels that is kept."""
+    """About the mean fraction of an image's own pixels that is kept."""
 
 
 class UniformCut(Settings):
-    """Any share between two bounds."""
+    """Any fraction between two bounds."""
 
     name: Literal["uniform"]
     low: Fraction
-    """The smallest share of an image's own pixels that is kept."""
+    """The smallest fraction of an image's own pixels that is kept."""
     high: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The largest."""
 
@@ -198,11 +198,11 @@ class UniformCut(Settings):
 
 
 class BetaCut(Settings):
-    """A share from Beta(alpha, alpha)."""
+    """A fraction from Beta(alpha, alpha)."""
 
     name: Literal["beta"]
     alpha: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """1 makes every share as likely."""
+    """1 makes every fraction equally likely."""
 
 
 Cut = FixedCut | LogarithmicCut | UniformCut | BetaCut
@@ -214,13 +214,13 @@ class Mix(Settings):
     block: Annotated[int, Field(ge=2)] = 4
     """How many neighbors exchange among themselves; divides the micro-batch."""
     mixup: Probability = 0.0
-    """Blend each image with the next of its block by a share from Beta(mixup, mixup); 0 does not."""
+    """Blend each image with the next of its block by a fraction from Beta(mixup, mixup); 0 does not."""
     mixup_larger: bool = True
-    """An image's own share is the larger one."""
+    """An image's own fraction is the larger one."""
     cutmix: Annotated[Cut, Field(discriminator="name")] | None = None
     """Paste a part of the image after the next into each image; the kind says how much of its own pixels is kept."""
     cutmix_probability: Probability = 1.0
-    """Share of the images that cutmix is for."""
+    """Fraction of the images that cutmix is for."""
     switch_probability: Probability | None = None
     """Each image takes cutmix with this probability and otherwise mixup; left out, both."""
 

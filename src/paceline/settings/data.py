@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from paceline.facts import DataFacts
 from paceline.settings.types import Count, Positive, Settings
 
 # Every kind of data has these three, each with defaults of its own.
 Mean = Annotated[
     tuple[float, ...], Field(description="Mean of each channel on a scale of 0 to 1, subtracted from the pixels.")
 ]
-Spread = Annotated[tuple[Positive, ...], Field(description="Spread of each channel, which the pixels are divided by.")]
+Std = Annotated[
+    tuple[Positive, ...], Field(description="Standard deviation of each channel, which the pixels are divided by.")
+]
 Normalization = Annotated[
     Literal["mean-std", "mean", "unit", "image"],
     Field(
-        description="How pixels become numbers: less the mean and divided by the spread; less the mean only, on a "
-        "scale of 0 to 255; on a scale of -1 to 1; or each image by its own mean and spread (at least 1 / root of its "
-        "numbers)."
+        description="How pixels become numbers: less the mean and divided by the standard deviation; less the mean "
+        "only, on a scale of 0 to 255; on a scale of -1 to 1; or each image by its own mean and deviation (at least "
+        "1 / root of its numbers)."
     ),
 ]
-
-
-@dataclass(frozen=True)
-class DataFacts:
-    """What a plan must know of a data set."""
-
-    images: int
-    validation_images: int
-    classes: int
-    side: int
-    channels: int = 3
-    evaluation_side: int | None = None
-    """Where validation images have another side."""
 
 
 class Shapes(Settings):
@@ -43,7 +32,7 @@ class Shapes(Settings):
 
     name: Literal["shapes"]
     mean: Mean = (0.5, 0.5, 0.5)
-    std: Spread = (0.25, 0.25, 0.25)
+    std: Std = (0.25, 0.25, 0.25)
     normalize: Normalization = "mean-std"
 
     @property
@@ -56,7 +45,7 @@ class Cifar(Settings):
 
     name: Literal["cifar10", "cifar100"]
     mean: Mean = (0.4914, 0.4822, 0.4465)
-    std: Spread = (0.2470, 0.2435, 0.2616)
+    std: Std = (0.2470, 0.2435, 0.2616)
     normalize: Normalization = "mean-std"
 
     @property
@@ -80,7 +69,7 @@ class Made(Settings):
     channels: Count = 3
     """Color channels of an image."""
     mean: Mean = (0.485, 0.456, 0.406)
-    std: Spread = (0.229, 0.224, 0.225)
+    std: Std = (0.229, 0.224, 0.225)
     normalize: Normalization = "mean-std"
 
     @property
@@ -94,7 +83,7 @@ def _percent(value: object) -> object:
         try:
             return float(value.strip()[:-1]) / 100
         except ValueError:
-            raise ValueError(f"expected a share such as 10% or 0.1, found {value!r}") from None
+            raise ValueError(f"expected a fraction such as 10% or 0.1, found {value!r}") from None
     return value
 
 
@@ -115,7 +104,7 @@ class Center(Settings):
 
 
 class Squash(Settings):
-    """The same share of both edges is cut out at the center and squashed into a square."""
+    """The same fraction of both edges is cut out at the center and squashed into a square."""
 
     name: Literal["squash"]
     fraction: Percent = 0.875
@@ -136,7 +125,7 @@ class Files(Settings):
     evaluation_side: Count | None = None
     """Height and width that validation images are resized to; left out, as in training."""
     validation: Part | None = None
-    """Share of the images, chosen by chance, that is judged and not trained on; for data without a validation part."""
+    """Fraction of the images, chosen at random, that is kept for validation; for data without a validation split."""
     fraction: Percent = 1.0
     """Fraction of the training images that is used, chosen at random."""
     labels: str | None = None
@@ -146,7 +135,7 @@ class Files(Settings):
     orientation: Literal["ignore", "honor"] = "ignore"
     """Whether an image is turned as its EXIF data says; by ImageNet's convention it is not."""
     max_bad: Annotated[float, BeforeValidator(_percent), Field(ge=0, le=1)] | None = None
-    """Share of the images that may be damaged, and be replaced by their next neighbor, before the run ends; left out,
+    """Fraction of the images that may be damaged, and replaced by their next neighbor, before the run ends; left out,
     0.1 %, or 10 images where that is more, but no more than a tenth."""
     images: Count | None = None
     """How many training images there are; left out, as many as are found."""
@@ -158,7 +147,7 @@ class Files(Settings):
     """The classes by name, in the order of their numbers; left out, as the data keep them, and the names of folders
     sorted."""
     mean: Mean = (0.485, 0.456, 0.406)
-    std: Spread = (0.229, 0.224, 0.225)
+    std: Std = (0.229, 0.224, 0.225)
     normalize: Normalization = "mean-std"
 
     @model_validator(mode="after")

@@ -27,15 +27,15 @@ class Duration:
         """Reads '5 epochs', '1/16 epochs', '500 steps', '1000 images', '2%' or '10 minutes'; a fault offers `units`."""
         if isinstance(text, Duration):
             return text
-        found = _WRITTEN.fullmatch(text) if isinstance(text, str) else None
-        if not found:
+        match = _WRITTEN.fullmatch(text) if isinstance(text, str) else None
+        if not match:
             hint = (
                 f", such as '{text:g} epochs'" if isinstance(text, int | float) and not isinstance(text, bool) else ""
             )
             raise ValueError(f"expected an amount with its unit ({units}){hint}")
-        if re.search(r"/0+$", found[1]):
+        if re.search(r"/0+$", match[1]):
             raise ValueError(f"expected an amount that is a number, found '{text}'")
-        amount, unit = Fraction(found[1]), found[2].removesuffix("s")
+        amount, unit = Fraction(match[1]), match[2].removesuffix("s")
         if unit in _SECONDS:
             return cls(amount * _SECONDS[unit], "seconds")
         return cls(amount, unit if unit == "%" else unit + "s")
@@ -71,9 +71,9 @@ class Duration:
         return {"type": "string", "pattern": f"^{_WRITTEN.pattern}$", "examples": ["5 epochs", "500 steps", "2%"]}
 
 
-def refuse_clock(given: Any) -> Duration:
+def refuse_clock(value: Any) -> Duration:
     """Reads a duration without regard to the clock: what follows that would be another run on a slow machine."""
-    duration = Duration.parse(given, "epochs, steps, images or %")
+    duration = Duration.parse(value, "epochs, steps, images or %")
     if duration.unit == "seconds":
         raise ValueError(f"'{duration}' depends on the machine's speed; write epochs, steps, images or %")
     return duration
@@ -81,16 +81,16 @@ def refuse_clock(given: Any) -> Duration:
 
 def _refuse_nothing(duration: Duration) -> Duration:
     if duration.amount <= 0:
-        raise ValueError("expected more than nothing")
+        raise ValueError("must be greater than zero, such as '1 epoch'")
     return duration
 
 
 Length = Annotated[Duration, BeforeValidator(refuse_clock)]
 """An amount of training, without regard to the clock."""
 Interval = Annotated[Length, AfterValidator(_refuse_nothing)]
-"""The same, more than nothing."""
+"""An amount of training greater than zero, without regard to the clock."""
 ClockInterval = Annotated[Duration, AfterValidator(_refuse_nothing)]
-"""More than nothing, of training or on the clock."""
+"""An amount greater than zero, of training or on the clock."""
 
 
 @dataclass(frozen=True)
@@ -140,19 +140,19 @@ class Rate:
             return cls(repr(text), float(text))
         plain = r"[0-9]*\.?[0-9]+"
         number = rf"(?:2\^(-?{plain})|({plain}(?:e-?[0-9]+)?))"
-        found = (
+        match = (
             re.fullmatch(rf"\s*{number}\s+per\s+(?:([1-9][0-9]*)\s+images|image)\s*", text)
             if isinstance(text, str)
             else None
         )
-        if not found:
+        if not match:
             raise ValueError(
                 f"expected a learning rate such as 0.1, '2^-6 per image' or '0.1 per 256 images', found {text!r}"
             )
-        value = 2.0 ** min(float(found[1]), 1024.0 - 1e-9) if found[1] else float(found[2])
+        value = 2.0 ** min(float(match[1]), 1024.0 - 1e-9) if match[1] else float(match[2])
         if not value < 1e30:
             raise ValueError(f"expected a learning rate that is not astronomical, found '{text}'")
-        return cls(text.strip(), value, int(found[3] or 1))
+        return cls(text.strip(), value, int(match[3] or 1))
 
     def at(self, global_batch: int) -> float:
         """The peak learning rate for a global batch."""

@@ -122,7 +122,7 @@ class Muon(Settings):
     """Parameters with one of these words in their name take AdamW too; weights of the last dense layer always do."""
 
 
-Optimizer = Sgd | RmsProp | Lars | Larc | AdamW | Lamb | Muon
+OptimizerSettings = Sgd | RmsProp | Lars | Larc | AdamW | Lamb | Muon
 
 
 class Clip(Settings):
@@ -133,8 +133,8 @@ class Clip(Settings):
     norm: Positive | None = None
     """The gradient of the whole network is scaled down to this norm where it is larger."""
     adaptive: Positive | None = None
-    """Each output's gradient is scaled down to this share of the norm of the output's weights, where it is larger; the
-    last dense layer and parameters with one dimension are left alone."""
+    """Each output's gradient is scaled down to this fraction of the norm of the output's weights where it is larger;
+    the last dense layer and parameters with one dimension are left alone."""
 
 
 class WeightDecay(Settings):

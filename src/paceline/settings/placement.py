@@ -54,7 +54,7 @@ AutoSwitch = Annotated[
 ]
 
 
-LossScale = Annotated[
+LossScaleSetting = Annotated[
     float | dict[str, float] | Literal["auto", "dynamic"],
     PlainValidator(_loss_scale),
     WithJsonSchema({"anyOf": [{"enum": ["auto", "dynamic"]}, {"type": "number"}, {"type": "object"}]}),
@@ -102,8 +102,8 @@ class Placement(Settings):
     """Type of the weights of convolutions and dense layers: auto is fp64 under precision fp64, else fp32; bf16 and fp16
     weights go with the same precision only."""
     stochastic_rounding: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = True
-    """Round 16-bit weights up or down by chance, so that small steps are not lost; keyed, so the same everywhere."""
-    loss_scale: Annotated[LossScale, Field(json_schema_extra=ARITHMETIC)] = "auto"
+    """Round 16-bit weights up or down at random, so that small steps are not lost; keyed, so the same everywhere."""
+    loss_scale: Annotated[LossScaleSetting, Field(json_schema_extra=ARITHMETIC)] = "auto"
     """What the loss is multiplied by before the backward pass and gradients divided by after it: a power of two, or
     dynamic (halved by a bad step, doubled after 2,000 good ones), or steps such as {0 epochs: 64, 30 epochs: 512}; auto
     is dynamic with float16, else 1. A published scale S of a mean over a micro-batch m is S / m here."""

@@ -10,7 +10,7 @@ from paceline.settings.augment import Augment, Mix
 from paceline.settings.data import Data
 from paceline.settings.duration import Duration, Interval, Length
 from paceline.settings.model import Model, split_package
-from paceline.settings.optimizer import Clip, Optimizer, WeightDecay
+from paceline.settings.optimizer import Clip, OptimizerSettings, WeightDecay
 from paceline.settings.schedule import Schedule
 from paceline.settings.types import Count, Fraction, Names, NotNegative, Positive, Settings
 
@@ -20,8 +20,8 @@ class BatchNorm(Settings):
 
     name: Literal["batch"]
     momentum: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share by which running statistics move to a step's statistics (torch's convention; TF's decay is 1 - this); left
-    out, what the network was published with, mostly 0.1."""
+    """Fraction by which running statistics move to a step's statistics (torch's convention; TF's decay is 1 - this);
+    left out, what the network was published with, mostly 0.1."""
     epsilon: Positive | None = None
     """Added to the variance; left out, what the network was published with, mostly 1e-5."""
 
@@ -36,7 +36,7 @@ class GroupNorm(Settings):
     """Added to the variance; left out, what the network was published with, mostly 1e-5."""
     proxy: bool = False
     """Proxy norm: shift and scale what comes out of each activation to where a Gaussian input would have mean 0 and
-    spread 1; for networks whose activations follow their norms directly."""
+    standard deviation 1; for networks whose activations follow their norms directly."""
     proxy_epsilon: Positive = 0.03
     """Added to the variance of proxy norm."""
 
@@ -56,12 +56,12 @@ class Init(Settings):
     ] = "published"  # fmt: skip
     """Convolutions: as the network was published; He normal by outputs, inputs, or outputs but inputs where grouped
     (TF1 EfficientNet); TF's truncated normal; Glorot uniform; torch's default (biases random too); or normal with a
-    spread of 0.1 or 0.01."""
+    deviation of 0.1 or 0.01."""
     dense: Literal[
         "published", "uniform-fan-in", "uniform-fan-out", "glorot-uniform", "normal-0.1", "normal-0.01",
     ] = "published"  # fmt: skip
     """Dense layers: as the network was published; torch's default (with a random bias); uniform by outputs; Glorot
-    uniform; or normal with a spread of 0.1 or 0.01 (biases zero)."""
+    uniform; or normal with a deviation of 0.1 or 0.01 (biases zero)."""
     zero_gamma: Literal["none", "residual", "identity", "one-branch"] = "none"
     """Which norm scales start at zero: none, the last of each residual branch, only those of units without projection
     (as TF1 does in bottlenecks), or the projection's where there is one and else the branch's (Graphcore PyTorch)."""
@@ -76,7 +76,7 @@ class Loss(Settings):
     kind: Literal["cross-entropy", "binary"] = "cross-entropy"
     """Cross-entropy over all classes, or the mean over classes of a binary cross-entropy for each."""
     label_smoothing: Fraction = 0.0
-    """Share of each target that is spread over classes."""
+    """Fraction of each target that is distributed over classes."""
     smooth_over: Literal["all", "others"] = "all"
     """Spread over all classes (epsilon / K, torch) or over the other ones (epsilon / (K - 1), TensorFlow)."""
     threshold: Fraction | None = None
@@ -144,7 +144,7 @@ class Recipe(Settings):
     """How weights start."""
     freeze: Names = ()
     """Blocks that stand still, norm statistics included; stage1 means every block whose name begins with stage1/."""
-    optimizer: Annotated[Optimizer, Field(discriminator="name")]
+    optimizer: Annotated[OptimizerSettings, Field(discriminator="name")]
     """How gradients become steps."""
     lr_factors: dict[str, NotNegative] = Field(default_factory=dict)
     """What the learning rate of a block is multiplied by, such as {head: 10, stage1: 0.1}."""

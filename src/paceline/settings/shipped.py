@@ -12,9 +12,13 @@ _HERE = Path(__file__).parents[1]
 
 
 def names(kind: str) -> list[str]:
-    """The names of all shipped 'recipes' or 'placements'."""
-    folder = _HERE / kind
-    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
+    """The names of all shipped 'recipes' or 'placements': SYSTEM/NAME for those that others published."""
+    return sorted(_pages(kind))
+
+
+def own_names(kind: str) -> list[str]:
+    """The names of those that nobody else published."""
+    return sorted(name for name, path in _pages(kind).items() if "published" not in path.parts)
 
 
 def page(kind: str, word: str) -> tuple[str, str]:
@@ -25,9 +29,21 @@ def page(kind: str, word: str) -> tuple[str, str]:
             return path.read_text(), word
         except (OSError, UnicodeDecodeError) as fault:
             raise SpecError(f"{word}: cannot be read: {getattr(fault, 'strerror', None) or 'it is not text'}") from None
-    if word not in names(kind):
+    pages = _pages(kind)
+    if word not in pages and kind == "recipes" and path.is_dir():
+        raise SpecError(
+            f"'{word}' is a folder, not a recipe; to train on its images write: "
+            f"paceline train images/resnet18 --data {word}"
+        )
+    if word not in pages:
         raise SpecError(f"no {kind.removesuffix('s')} is named '{word}'{nearest_name(word, names(kind))}")
-    return (_HERE / kind / f"{word}.yaml").read_text(), word
+    return pages[word].read_text(), word
+
+
+def _pages(kind: str) -> dict[str, Path]:
+    folder = _HERE / kind
+    paths = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.yaml")}
+    return {name.removeprefix("published/"): path for name, path in paths.items()}
 
 
 def tree(kind: str, word: str) -> Tree:

@@ -54,6 +54,7 @@ _ADDRESSES = {
     "on.micro_batch": "accumulate accumulation grad_accum_steps gradient_accumulation_steps accumulate_grad_batches",
     "on.precision": "amp fp16 bf16 half mixed_precision dtype",
     "on.compile": "torch_compile torchcompile",
+    "on.sinks": "tensorboard wandb mlflow loggers logger",
     "on.keep_best": "save_best save_best_only",
     "on.save": "save_every save_interval save_period checkpoint_interval",
 }
@@ -82,7 +83,6 @@ _NOTHING = {
     ),
     "resume": "write: paceline resume RUN",
     **dict.fromkeys(("name", "out", "output", "output_dir", "save_dir", "project"), "write --out FOLDER"),
-    **dict.fromkeys(("tensorboard", "wandb", "mlflow"), "a run folder has its losses in record.jsonl and CSV files"),
     **dict.fromkeys(("data_dir", "data_path", "dataset", "root"), "write --data FOLDER"),
 }
 """Words that no setting stands for, with what to say of them."""

@@ -17,7 +17,7 @@ from paceline import checkpoint
 from paceline.device import widest_float
 from paceline.errors import RunError
 from paceline.job import Job
-from paceline.optim.averages import Tensors, blend
+from paceline.optim.averages import StateDict, average_networks
 from paceline.record import Row, json_text, latest
 from paceline.training.evaluate import evaluate, evaluate_network
 from paceline.training.restore import copy_tensors, load_checkpoint
@@ -47,7 +47,7 @@ class AveragedNetwork:
     """The average of the checkpoints of some steps; the first replica has it, the others know only the steps."""
 
     steps: list[int] = field(default_factory=list)
-    tensors: Tensors = field(default_factory=dict)
+    tensors: StateDict = field(default_factory=dict)
     last: checkpoint.Files = field(default_factory=dict)
     """The files of the last checkpoint in it."""
     faults: list[RunError] = field(default_factory=list)
@@ -100,7 +100,7 @@ def read_and_average(folder: Path, steps: list[int], method: Method) -> Averaged
     """Average the checkpoints of these steps, passing over those that cannot be read; each is read once."""
     average = AveragedNetwork()
 
-    def networks() -> Iterator[Tensors]:
+    def networks() -> Iterator[StateDict]:
         for step in steps:
             try:
                 average.last = checkpoint.read(folder / checkpoint.name_of(step))
@@ -110,7 +110,7 @@ def read_and_average(folder: Path, steps: list[int], method: Method) -> Averaged
                 average.steps.append(step)
                 yield tensors_from(average.last[checkpoint.NETWORK])
 
-    average.tensors = blend(networks(), method.decay)
+    average.tensors = average_networks(networks(), method.decay)
     return average
 
 
@@ -170,7 +170,7 @@ def recalibrate(session: Session, images: int, start: int) -> int:
     return steps * plan.global_batch
 
 
-def _running_statistics(session: Session, tensors: Tensors) -> Tensors:
+def _running_statistics(session: Session, tensors: StateDict) -> StateDict:
     """The running statistics that are new, in the types they are stored in."""
     network = session.state.network
     norms = [name for name, module in network.module.named_modules() if module in network.statistics.norms]

@@ -20,9 +20,9 @@ def evaluate(session: Session) -> Evaluation:
     ema = session.state.ema
     if ema is None:
         return evaluate_network(session)
-    if not ema.begun(session.state.step):
+    if not ema.started(session.state.step):
         return evaluate_network(session) | {"averaged": False}
-    with ema.shown():
+    with ema.swapped_in():
         return evaluate_network(session) | {"averaged": True}
 
 

@@ -8,11 +8,11 @@ from torch import Tensor
 from paceline import schedule
 from paceline.planning import Plan
 
-START = 2.0**10
-"""Where a dynamic scale begins, for a loss that is summed over images."""
-PATIENCE = 2000
-"""Good steps after which a dynamic scale is doubled."""
-BOUNDS = (2.0**-24, 2.0**24)
+INITIAL_SCALE = 2.0**10
+"""The first dynamic scale, for a loss that is summed over images."""
+GROWTH_INTERVAL = 2000
+"""How many good steps in a row double a dynamic scale."""
+SCALE_BOUNDS = (2.0**-24, 2.0**24)
 
 
 class LossScale:
@@ -25,7 +25,7 @@ class LossScale:
         self._plan = plan
         self.dynamic = plan.placement.loss_scale == "dynamic"
         self._scheduled = isinstance(plan.placement.loss_scale, dict)
-        first = START if self.dynamic else schedule.loss_scale(plan, 0)
+        first = INITIAL_SCALE if self.dynamic else schedule.loss_scale(plan, 0)
         self.value = torch.tensor(first, device=device)
         self.good_steps = torch.zeros((), device=device)
 
@@ -40,7 +40,7 @@ class LossScale:
         if not self.dynamic:
             return
         self.good_steps.copy_(torch.where(bad > 0, 0, self.good_steps + 1))
-        due = self.good_steps >= PATIENCE
+        due = self.good_steps >= GROWTH_INTERVAL
         factor = torch.where(bad > 0, 0.5, torch.where(due, 2.0, 1.0))
-        self.value.mul_(factor).clamp_(*BOUNDS)
+        self.value.mul_(factor).clamp_(*SCALE_BOUNDS)
         self.good_steps.mul_(~due)

@@ -20,10 +20,11 @@ from paceline.data.index.table import Flag
 from paceline.data.load.decode import decode_into
 from paceline.data.load.shapes import CLASSES as SHAPES_CLASSES
 from paceline.errors import RunError
+from paceline.facts import DataFacts
 from paceline.model.build import build_network
 from paceline.model.network import Network
 from paceline.record import stored_plan
-from paceline.settings.data import Center, DataFacts, Files, Shapes
+from paceline.settings.data import Center, Files, Shapes
 from paceline.settings.recipe import Recipe
 from paceline.training.restore import copy_tensors
 from paceline.training.selection import Selection, steps_to_evaluate

@@ -61,10 +61,8 @@ def _train(session: Session, job: Job, console: Console, command: list[str]) -> 
     if done:
         average_at_end(session)
     run.write("end" if done else "interrupted", step=state.step)
-    if not done and OURS in os.environ:
-        if world.first:
-            Path(os.environ[OURS], "interrupted").touch()
-        return 0
+    if not done and world.first and OURS in os.environ:
+        Path(os.environ[OURS], "interrupted").touch()
     return 0 if done else INTERRUPTED
 
 

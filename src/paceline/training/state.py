@@ -16,7 +16,7 @@ from paceline.model.metrics import TRAIN_SUMS
 from paceline.model.norm import norm_parameters
 from paceline.model.pretrained import LoadedWeights, load_weights, read_weights
 from paceline.model.whole import Whole
-from paceline.optim.averages import Average
+from paceline.optim.averages import Ema
 from paceline.optim.build import Optimizer, build_optimizer
 from paceline.planning import Plan
 from paceline.settings.model import External
@@ -30,7 +30,7 @@ class State:
 
     network: Whole
     optimizer: Optimizer
-    ema: Average | None
+    ema: Ema | None
     """The moving average of weights and running statistics, if the recipe has one."""
     loss_scale: LossScale
     """What the loss is multiplied by before the backward pass."""
@@ -47,7 +47,7 @@ class State:
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Every tensor by name, in groups: network, optimizer and, once it has started, ema."""
         groups = {"network": self.network.module.state_dict(), "optimizer": self.optimizer.tensors()}
-        if self.ema is not None and self.ema.begun(self.step):
+        if self.ema is not None and self.ema.started(self.step):
             groups["ema"] = self.ema.tensors()
         return groups
 
@@ -86,7 +86,7 @@ def build_state(plan: Plan, world: World) -> State:
     network = Whole(plan, world)
     optimizer = build_optimizer(network.module.named_parameters(), plan, norm_parameters(network.module))
     decay = plan.recipe.ema.decay
-    ema = None if decay is None else Average(plan, network.module, decay)
+    ema = None if decay is None else Ema(plan, network.module, decay)
     sums = torch.zeros(2, len(TRAIN_SUMS), dtype=widest_float(world.device), device=world.device)
     bad = torch.zeros(plan.steps, dtype=torch.uint8, device=world.device)
     return State(network, optimizer, ema, LossScale(plan, world.device), sums[0], sums[1], bad)

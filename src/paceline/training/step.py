@@ -18,7 +18,7 @@ def take_step(session: Session, batches: list[MicroBatch]) -> None:
     bad = device_step(session, [state.network.prepare(batch) for batch in batches], scale)
     state.step += 1
     if state.ema is not None:
-        state.ema.move(state.step, bad)
+        state.ema.update(state.step, bad)
     session.requests.exchange(state.step)  # last: if another replica is missing, this step is saved whole
 
 

@@ -117,15 +117,15 @@ class Sample:
         """The plan of a run on these images alone, in batches that are small but keep all threads busy."""
         batch = max(2 * CHUNK, 2 * threads)
         augment = self.plan.recipe.augment.model_copy(update={"side": {}})  # images of full side take the longest
-        recipe = self.plan.recipe.model_copy(update={"global_batch": batch, "drop_last": False, "augment": augment})
+        data = self.plan.data.model_copy(update={"images": self.images})
+        changes = {"data": data, "global_batch": batch, "drop_last": False, "augment": augment}
         host = "pillow" if self.plan.placement.decoder == "pillow" else "fast"
         where = {
             "device": device, "decoder": decoder or host, "replicas": 1, "micro_batch": batch, "cache": 0,
             "loader_workers": threads, "decoded_validation": False,
         }  # fmt: skip
-        facts = replace(self.plan.facts, images=self.images)
         placement = self.plan.placement.model_copy(update=where)
-        return replace(self.plan, recipe=recipe, placement=placement, facts=facts)
+        return replace(self.plan, recipe=self.plan.recipe.model_copy(update=changes), placement=placement)
 
 
 def measure_rates(sample: Sample, threads: int, seconds: float) -> Rates:

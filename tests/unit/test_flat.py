@@ -1,4 +1,4 @@
-"""Parameters as windows of a slab: their memory, what is carried beside them, checkpoints, and what a step costs."""
+"""Flat parameters: their memory, the state beside them, checkpoints, and what a step costs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from conftest import make_plan, make_session
 from optim_cases import CLIPS, MANY, OPTIMIZERS, numbers, parameters, plan_of, steps, take_step
 from paceline.optim.build import build_optimizer
-from paceline.optim.flat import GRAIN, Slab
+from paceline.optim.flat import BLOCK, FlatParameters
 from paceline.planning import Plan
 from paceline.training import step as training_step
 from paceline.training.restore import load_files
@@ -22,68 +22,68 @@ from paceline.training.state import State, build_state, initialize_state
 from paceline.world import World
 
 CPU = torch.device("cpu")
-RULED = [optimizer for optimizer in OPTIMIZERS if "sgd" not in optimizer]
+FLAT = [optimizer for optimizer in OPTIMIZERS if "sgd" not in optimizer]
 
 
-def test_weights_keep_their_values_and_lie_in_one_aligned_row() -> None:
+def test_weights_keep_their_values_and_lie_aligned_in_one_tensor() -> None:
     weights = parameters(MANY)
     before = {name: weight.detach().clone() for name, weight in weights.items()}
-    slab = Slab(weights)
+    flat = FlatParameters(weights)
     assert all(torch.equal(weight, before[name]) and weight.is_leaf for name, weight in weights.items())
     assert len({weight.untyped_storage().data_ptr() for weight in weights.values()}) == 1
-    assert all(weight.storage_offset() % GRAIN == 0 for weight in weights.values())
+    assert all(weight.storage_offset() % BLOCK == 0 for weight in weights.values())
     assert len({weight.storage_offset() for weight in weights.values()}) == len(weights)
-    assert len(slab.wide) == sum(-(-weight.numel() // GRAIN) * GRAIN for weight in weights.values())
+    assert len(flat.weights) == sum(-(-weight.numel() // BLOCK) * BLOCK for weight in weights.values())
 
 
-def test_rows_are_gathered_multiplied_and_measured_parameter_by_parameter() -> None:
+def test_gradients_are_gathered_multiplied_and_measured_parameter_by_parameter() -> None:
     weights = parameters(MANY)
-    slab = Slab(weights)
+    flat = FlatParameters(weights)
     for summed in steps(weights, 1):
-        row = slab.gradient()
-        assert all(torch.equal(window, summed[name]) for name, window in slab.windows(row).items())
+        gradient = flat.pop_gradient()
+        assert all(torch.equal(view, summed[name]) for name, view in flat.views(gradient).items())
         assert all(weight.grad is None for weight in weights.values())
-        norms = dict(zip(slab.parameters, slab.norms(row).tolist(), strict=True))
+        norms = dict(zip(flat.parameters, flat.norms(gradient).tolist(), strict=True))
         assert norms == pytest.approx({name: float(gradient.norm()) for name, gradient in summed.items()}, rel=1e-12)
-        factors = {name: float(place) for place, name in enumerate(slab.parameters)}
-        product = slab.windows(slab.times(row, torch.tensor(list(factors.values()), dtype=torch.float64)))
+        factors = {name: float(index) for index, name in enumerate(flat.parameters)}
+        product = flat.views(flat.multiply(gradient, torch.tensor(list(factors.values()), dtype=torch.float64)))
         assert all(torch.equal(product[name], factors[name] * summed[name]) for name in MANY)
 
 
 def test_equal_shapes_are_one_stack() -> None:
     shapes = {"a.weight": (3, 2, 2, 2), "b.weight": (9, 5), "c.weight": (3, 2, 2, 2), "d.weight": (5, 9)}
     weights = parameters(shapes)
-    stacks = Slab(weights).stacks(Slab(weights).wide)
+    stacks = FlatParameters(weights).matrices(FlatParameters(weights).weights)
     assert [tuple(stack.shape) for stack in stacks] == [(2, 3, 8), (1, 5, 9), (1, 9, 5)]
     assert torch.equal(stacks[1][0], weights["d.weight"])
     for matrix, name in zip(stacks[0], ("a.weight", "c.weight"), strict=True):
         assert torch.equal(matrix, weights[name].permute(0, 2, 3, 1).reshape(3, 8))
 
 
-@pytest.mark.parametrize("optimizer", RULED)
-def test_parameters_stay_windows_of_which_convolutions_are_channels_last(optimizer: str) -> None:
+@pytest.mark.parametrize("optimizer", FLAT)
+def test_parameters_stay_views_and_convolutions_are_channels_last(optimizer: str) -> None:
     weights = parameters(MANY)
     ours = build_optimizer(weights.items(), plan_of(optimizer, shapes=MANY))
-    places = {name: weight.data_ptr() for name, weight in weights.items()}
+    addresses = {name: weight.data_ptr() for name, weight in weights.items()}
     for _ in steps(weights, 2):
         take_step(ours, 0.1, 2.0)
     for name, tensor in (*weights.items(), *ours.tensors().items()):
         layout = torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
         assert tensor.is_contiguous(memory_format=layout)
-        assert name not in places or tensor.data_ptr() == places[name]
+        assert name not in addresses or tensor.data_ptr() == addresses[name]
 
 
-def test_gaps_stay_zero_whatever_the_rule() -> None:
-    for optimizer in RULED:
+def test_padding_stays_zero_whatever_the_rule() -> None:
+    for optimizer in FLAT:
         weights = parameters(MANY)
         ours = build_optimizer(weights.items(), plan_of(optimizer, "weight_decay.rate=0.1", shapes=MANY))
         for _ in steps(weights, 3):
             take_step(ours, 0.1, 2.0)
-        for part in ours._parts:  # type: ignore[attr-defined]
-            inside = part.slab.row(0.0)
-            for window in part.slab.windows(inside).values():
-                window.fill_(1.0)
-            assert not part.slab.wide[inside == 0].any()
+        for group in ours._groups:  # type: ignore[attr-defined]
+            inside = group.flat.full(0.0)
+            for view in group.flat.views(inside).values():
+                view.fill_(1.0)
+            assert not group.flat.weights[inside == 0].any()
 
 
 def test_a_state_dict_is_taken_up_in_place() -> None:
@@ -145,7 +145,7 @@ class Kernels(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.parametrize("optimizer", RULED)
+@pytest.mark.parametrize("optimizer", FLAT)
 def test_a_step_takes_no_more_kernels_for_more_parameters(optimizer: str, clip: str) -> None:
     counts = []
     for copies in (2, 9):  # one of several heads decides between classes
@@ -161,7 +161,7 @@ def test_a_step_takes_no_more_kernels_for_more_parameters(optimizer: str, clip: 
 
 
 @pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.parametrize("optimizer", RULED)
+@pytest.mark.parametrize("optimizer", FLAT)
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16])
 def test_the_host_reads_no_number_in_a_step(optimizer: str, clip: str, kind: torch.dtype) -> None:
     """Tensors of the meta device have no numbers: reading one raises."""
@@ -194,9 +194,9 @@ def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(optimizer: str) -> None:
     saved = advance(plan, state, 2)
     files = to_files(state)
     other = load_files(build_state(plan, World(CPU)), files, "here")
-    found = dict(other.network.module.state_dict()) | other.optimizer.tensors()
-    assert found.keys() == saved.keys()
-    assert all(torch.equal(tensor, saved[name]) for name, tensor in found.items())
+    restored = dict(other.network.module.state_dict()) | other.optimizer.tensors()
+    assert restored.keys() == saved.keys()
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in restored.items())
     one, two = advance(plan, state, 2), advance(plan, other, 2)
     assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
     assert any(not torch.equal(tensor, saved[name]) for name, tensor in one.items())
@@ -205,5 +205,5 @@ def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(optimizer: str) -> None:
 
 def test_norms_of_many_numbers_keep_their_digits_in_float32() -> None:
     many = numbers("many", (1 << 22,))
-    slab = Slab({"many": nn.Parameter(many.float()), "few": nn.Parameter(torch.full((5,), 3.0))})
-    assert slab.norms(slab.wide).tolist() == pytest.approx([3 * 5**0.5, float(many.norm())], rel=1e-6)
+    flat = FlatParameters({"many": nn.Parameter(many.float()), "few": nn.Parameter(torch.full((5,), 3.0))})
+    assert flat.norms(flat.weights).tolist() == pytest.approx([3 * 5**0.5, float(many.norm())], rel=1e-6)

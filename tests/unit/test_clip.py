@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from optim_cases import MANY, OPTIMIZERS, everything, parameters, plan_of, steps, take_step
-from paceline.optim.build import build_optimizer, head
+from paceline.optim.build import build_optimizer, head_weights
 
 LIMITS = {"value": 0.4, "norm": 2.0, "adaptive": 0.05}
 
@@ -89,8 +89,8 @@ def test_weights_of_zero_can_leave_zero_under_adaptive_clipping() -> None:
 
 def test_the_head_is_the_last_matrix_of_the_last_block() -> None:
     weights = parameters(MANY)
-    assert head(plan_of("{name: sgd, lr: 1}", shapes=MANY), weights) == {"head.weight"}
+    assert head_weights(plan_of("{name: sgd, lr: 1}", shapes=MANY), weights) == {"head.weight"}
     one_block = {"network.dense.weight": weights["dense.weight"], "network.fc.weight": weights["head.weight"]}
-    assert head(plan_of("{name: sgd, lr: 1}", shapes={"network.fc": ()}), one_block) == {"network.fc.weight"}
+    assert head_weights(plan_of("{name: sgd, lr: 1}", shapes={"network.fc": ()}), one_block) == {"network.fc.weight"}
     stage = {name: weight for name, weight in weights.items() if not name.startswith("head")}
-    assert head(plan_of("{name: sgd, lr: 1}", shapes=MANY), stage) == set()
+    assert head_weights(plan_of("{name: sgd, lr: 1}", shapes=MANY), stage) == set()

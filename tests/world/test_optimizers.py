@@ -28,6 +28,6 @@ def run(folder: Path, *words: str) -> Outcome:
 def test_layout_does_not_change_the_run(tmp_path: Path, words: tuple[str, ...]) -> None:
     one = run(tmp_path / "one", *words, "on.micro_batch=16")
     two = run(tmp_path / "two", *words, "on.micro_batch=4", "on.replicas=2")
-    found = compare_outcomes(one, two)
-    assert max(found.values()) <= EXACT, found
+    largest = compare_outcomes(one, two)
+    assert max(largest.values()) <= EXACT, largest
     assert len(set(one.losses)) == STEPS

@@ -1,4 +1,4 @@
-"""The loss scale: powers of two that change nothing but rounding, and a dynamic one that heeds bad steps."""
+"""The loss scale: powers of two that change nothing but rounding, and a dynamic one that follows bad steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from conftest import make_plan
 from paceline.errors import PlanError, SpecError
 from paceline.planning import Plan
-from paceline.training.loss_scale import BOUNDS, PATIENCE, START, LossScale
+from paceline.training.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE, SCALE_BOUNDS, LossScale
 from paceline.training.restore import load_files
 from paceline.training.save import to_files
 from paceline.training.state import State, build_state, initialize_state
@@ -38,38 +38,38 @@ def test_a_fixed_scale_is_what_was_written() -> None:
 
 def test_a_scheduled_scale_changes_at_its_steps() -> None:
     plan = ("epochs=4", "on.loss_scale={0 epochs: 64, 2 epochs: 512, 75%: 4}")
-    found = [float(scale(*plan).now(step)) for step in (0, 11, 12, 17, 18, 23)]  # 6 steps an epoch
-    assert found == [64, 64, 512, 512, 4, 4]
+    scales = [float(scale(*plan).now(step)) for step in (0, 11, 12, 17, 18, 23)]  # 6 steps an epoch
+    assert scales == [64, 64, 512, 512, 4, 4]
 
 
 def test_a_bad_step_halves_a_dynamic_scale_and_many_good_ones_double_it() -> None:
     dynamic = scale("on.loss_scale=dynamic")
-    assert float(dynamic.value) == START
+    assert float(dynamic.value) == INITIAL_SCALE
     dynamic.update(BAD)
-    assert float(dynamic.value) == START / 2
-    for _ in range(PATIENCE - 1):
+    assert float(dynamic.value) == INITIAL_SCALE / 2
+    for _ in range(GROWTH_INTERVAL - 1):
         dynamic.update(GOOD)
-    assert float(dynamic.value) == START / 2
+    assert float(dynamic.value) == INITIAL_SCALE / 2
     dynamic.update(GOOD)
-    assert float(dynamic.value) == START
+    assert float(dynamic.value) == INITIAL_SCALE
     assert int(dynamic.good_steps) == 0
 
 
 def test_a_bad_step_starts_the_counting_anew() -> None:
     dynamic = scale("on.loss_scale=dynamic")
-    for _ in range(PATIENCE - 1):
+    for _ in range(GROWTH_INTERVAL - 1):
         dynamic.update(GOOD)
     dynamic.update(BAD)
     assert int(dynamic.good_steps) == 0
     dynamic.update(GOOD)
-    assert float(dynamic.value) == START / 2
+    assert float(dynamic.value) == INITIAL_SCALE / 2
 
 
 def test_a_dynamic_scale_stays_within_bounds() -> None:
     dynamic = scale("on.loss_scale=dynamic")
     for _ in range(100):
         dynamic.update(BAD)
-    assert float(dynamic.value) == BOUNDS[0]
+    assert float(dynamic.value) == SCALE_BOUNDS[0]
 
 
 def test_a_dynamic_scale_is_resumed_wherever_it_stands() -> None:

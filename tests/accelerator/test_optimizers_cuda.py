@@ -1,4 +1,4 @@
-"""Optimizers on an accelerator: the host's numbers, with no step that waits for the device."""
+"""Optimizers on an accelerator: the host's numbers, no step that waits for the device, and steps in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from contextlib import closing
 
 import pytest
 import torch
+from torch import nn
 
 from conftest import make_plan
-from optim_cases import CLIPS, OPTIMIZERS
+from optim_cases import CLIPS, MANY, OPTIMIZERS, RATES, everything, numbers, parameters, plan_of
+from paceline.optim.build import build_optimizer
 from paceline.planning import Plan
 from paceline.training.restore import restore_newest
 from paceline.training.session import open_session
@@ -71,3 +73,40 @@ def test_no_step_waits_for_the_device(
     )
     state = run(make_plan(*words), tmp_path_factory, waits="error")
     assert state.step == STEPS
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_cuda_graph_holds_a_step(optimizer: str, clip: str, dtype: torch.dtype) -> None:
+    ends = []
+    for captured in (False, True):
+        weights = {name: nn.Parameter(p.detach().to("cuda", dtype)) for name, p in parameters(MANY).items()}
+        ours = build_optimizer(weights.items(), plan_of(optimizer, f"clip={clip}", "lr_factors.conv=0.5", shapes=MANY))
+        gradients = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        lr, divisor = torch.full((2,), 4.0, dtype=torch.float64, device="cuda")
+        bad, step = torch.ones((), device="cuda"), torch.zeros((), dtype=torch.int64, device="cuda")
+
+        def take() -> None:
+            for name, weight in weights.items():  # noqa: B023
+                weight.grad = gradients[name]  # noqa: B023
+            ours.step(lr, divisor, bad, step)  # noqa: B023
+
+        take()  # a bad step: it only sets things up
+        replay = take
+        if captured:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                take()
+            replay = graph.replay
+        for index, rate in enumerate(RATES):
+            lr.fill_(rate)
+            bad.fill_(float(index == 3))
+            step.fill_(index)
+            for name, gradient in gradients.items():
+                gradient.copy_(numbers(f"{name}/{index}", MANY[name]))
+            replay()
+        ends.append(everything(weights, ours))
+    assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
+    start = parameters(MANY)
+    assert any(not torch.equal(ends[0][name].cpu(), weight.to(dtype)) for name, weight in start.items())

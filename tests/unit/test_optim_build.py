@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from optim_cases import BAD, FEW, parameters, plan_of, steps, take_step
-from paceline.optim.build import build_optimizer, decays, group
+from paceline.optim.build import build_optimizer, decays, parameter_groups
 from paceline.settings.optimizer import WeightDecay
 
 
@@ -134,8 +134,8 @@ def test_a_block_s_learning_rate_is_multiplied_by_its_factor(momentum: float, ne
 
 def test_parameters_are_grouped_by_decay_and_factor() -> None:
     plan = plan_of("{name: sgd, lr: 1}", "weight_decay={rate: 0.5, skip_dimensions: [1]}", "lr_factors={dense: 2}")
-    found = {(part.decay, part.lr_factor): set(part.parameters) for part in group(plan, parameters())}
-    assert found == {
+    groups = parameter_groups(plan, parameters())
+    assert {(group.decay, group.lr_factor): set(group.parameters) for group in groups} == {
         (0.5, 1.0): {"conv.weight"},
         (0.0, 1.0): {"norm.weight", "norm.bias"},
         (0.5, 2.0): {"dense.weight"},

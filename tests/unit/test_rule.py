@@ -25,8 +25,8 @@ from optim_cases import (
     take_step,
 )
 from paceline.optim.build import build_optimizer
-from paceline.optim.muon import orthogonal
-from paceline.settings.optimizer import AdamW, Lamb, Larc, Lars, Muon, Optimizer, RmsProp, Sgd
+from paceline.optim.muon import orthogonalize
+from paceline.settings.optimizer import AdamW, Lamb, Larc, Lars, Muon, OptimizerSettings, RmsProp, Sgd
 
 DECAY = 0.02
 FACTORS = {"conv": 0.1, "dense": 10.0}
@@ -45,11 +45,11 @@ def ratio(w: Tensor, g: Tensor, trust: float, decay: float = 0.0, epsilon: float
     return trust * norm(w) / (norm(g) + decay * norm(w) + epsilon) if norm(w) > 0 and norm(g) > 0 else 1.0
 
 
-def adam(kept: dict[str, Tensor], g: Tensor, betas: tuple[float, float], epsilon: float, step: int) -> Tensor:
+def adam(state: dict[str, Tensor], g: Tensor, betas: tuple[float, float], epsilon: float, step: int) -> Tensor:
     zero = torch.zeros_like(g)
-    kept["mean"] = betas[0] * kept.get("mean", zero) + (1 - betas[0]) * g
-    kept["square"] = betas[1] * kept.get("square", zero) + (1 - betas[1]) * g * g
-    return (kept["mean"] / (1 - betas[0] ** step)) / ((kept["square"] / (1 - betas[1] ** step)).sqrt() + epsilon)
+    state["mean"] = betas[0] * state.get("mean", zero) + (1 - betas[0]) * g
+    state["square"] = betas[1] * state.get("square", zero) + (1 - betas[1]) * g * g
+    return (state["mean"] / (1 - betas[0] ** step)) / ((state["square"] / (1 - betas[1] ** step)).sqrt() + epsilon)
 
 
 def by_singular_values(direction: Tensor, iterations: int) -> Tensor:
@@ -59,55 +59,57 @@ def by_singular_values(direction: Tensor, iterations: int) -> Tensor:
     for _ in range(iterations):
         values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
     rows, columns = left.shape[0], right.shape[1]
-    made: Tensor = left @ values.diag() @ right
-    return made.reshape(direction.shape) * math.sqrt(max(1, rows / columns))
+    result: Tensor = left @ values.diag() @ right
+    return result.reshape(direction.shape) * math.sqrt(max(1, rows / columns))
 
 
-def move(rule: Optimizer, name: str, w: Tensor, g: Tensor, kept: dict[str, Tensor], lr: float, step: int) -> Tensor:  # noqa: C901
-    """One tensor's new weights by the definition; `kept` is what it carries."""
+def move(  # noqa: C901
+    rule: OptimizerSettings, name: str, w: Tensor, g: Tensor, state: dict[str, Tensor], lr: float, step: int
+) -> Tensor:
+    """One tensor's new weights by the definition; `state` changes in place."""
     decay = 0.0 if "bias" in name else DECAY
     plain, g = g, g + decay * w
-    m = kept.get("momentum", torch.zeros_like(w))
+    m = state.get("momentum", torch.zeros_like(w))
     match rule:
         case Sgd(momentum=0):
             return w - lr * g
         case Sgd():
-            kept["momentum"] = rule.momentum * m + g
-            return w - lr * (g + rule.momentum * kept["momentum"] if rule.nesterov else kept["momentum"])
+            state["momentum"] = rule.momentum * m + g
+            return w - lr * (g + rule.momentum * state["momentum"] if rule.nesterov else state["momentum"])
         case RmsProp(form="tensorflow"):
-            square = kept.get("square", torch.ones_like(w))
-            kept["square"] = square + (1 - rule.decay) * (g * g - square)
-            kept["momentum"] = rule.momentum * m + lr * g / (kept["square"] + rule.epsilon).sqrt()
-            return w - kept["momentum"]
+            square = state.get("square", torch.ones_like(w))
+            state["square"] = square + (1 - rule.decay) * (g * g - square)
+            state["momentum"] = rule.momentum * m + lr * g / (state["square"] + rule.epsilon).sqrt()
+            return w - state["momentum"]
         case RmsProp():
-            kept["square"] = rule.decay * kept.get("square", torch.zeros_like(w)) + (1 - rule.decay) * g * g
-            kept["momentum"] = rule.momentum * m + g / (kept["square"].sqrt() + rule.epsilon)
-            return w - lr * kept["momentum"]
+            state["square"] = rule.decay * state.get("square", torch.zeros_like(w)) + (1 - rule.decay) * g * g
+            state["momentum"] = rule.momentum * m + g / (state["square"].sqrt() + rule.epsilon)
+            return w - lr * state["momentum"]
         case Lars():
             if not (any(word in name for word in rule.skip_names) or w.dim() in rule.skip_dimensions):
                 g = ratio(w, g, rule.trust_coefficient, rule.decay, rule.epsilon) * (g + rule.decay * w)
-            kept["momentum"] = rule.momentum * m + (g if rule.momentum_correction else lr * g)
-            return w - (lr * kept["momentum"] if rule.momentum_correction else kept["momentum"])
+            state["momentum"] = rule.momentum * m + (g if rule.momentum_correction else lr * g)
+            return w - (lr * state["momentum"] if rule.momentum_correction else state["momentum"])
         case Larc():
             local = ratio(w, g, rule.trust_coefficient)
             g = g * (local if rule.mode == "scale" else min(local / lr, 1) if lr else 1)
-            kept["momentum"] = rule.momentum * m + g
-            return w - lr * (g + rule.momentum * kept["momentum"] if rule.nesterov else kept["momentum"])
+            state["momentum"] = rule.momentum * m + g
+            return w - lr * (g + rule.momentum * state["momentum"] if rule.nesterov else state["momentum"])
         case AdamW():
-            return w - lr * (adam(kept, plain, rule.betas, rule.epsilon, step) + decay * w)
+            return w - lr * (adam(state, plain, rule.betas, rule.epsilon, step) + decay * w)
         case Lamb():
-            u = adam(kept, plain, rule.betas, rule.epsilon, step) + decay * w
+            u = adam(state, plain, rule.betas, rule.epsilon, step) + decay * w
             return w - lr * (ratio(w, u, 1.0) if decay or rule.scales == "all" else 1) * u
         case Muon():
             if w.dim() < 2 or any(word in name for word in ("head", *rule.skip_names)):
                 lr = lr / 0.2 * rule.adamw_lr
-                return w - lr * (adam(kept, plain, (0.9, 0.999), 1e-8, step) + decay * w)
-            kept["momentum"] = rule.momentum * m + plain
-            direction = plain + rule.momentum * kept["momentum"] if rule.nesterov else kept["momentum"]
+                return w - lr * (adam(state, plain, (0.9, 0.999), 1e-8, step) + decay * w)
+            state["momentum"] = rule.momentum * m + plain
+            direction = plain + rule.momentum * state["momentum"] if rule.nesterov else state["momentum"]
             return w - lr * (by_singular_values(direction, rule.iterations) + decay * w)
 
 
-@pytest.mark.parametrize("loose", [False, True], ids=["fused", "slab"])
+@pytest.mark.parametrize("loose", [False, True], ids=["fused", "flat"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_step_is_its_definition(optimizer: str, loose: bool) -> None:
     """`loose` bounds that clip nothing make sgd leave torch's fused kernel."""
@@ -115,19 +117,19 @@ def test_every_step_is_its_definition(optimizer: str, loose: bool) -> None:
     plan = plan_of(optimizer, *WORDS, *(["clip.value=1e9"] if loose else []), shapes=MANY)
     ours = build_optimizer(weights.items(), plan)
     expected = {name: weight.detach().clone() for name, weight in weights.items()}
-    kept: dict[str, dict[str, Tensor]] = {name: {} for name in MANY}
+    states: dict[str, dict[str, Tensor]] = {name: {} for name in MANY}
     for step, (summed, lr) in enumerate(zip(steps(weights, len(RATES)), RATES, strict=True), start=1):
         take_step(ours, lr, 48.0)
         for name, weight in expected.items():
             rate = lr * FACTORS.get(name.partition(".")[0], 1.0)
-            expected[name] = move(plan.recipe.optimizer, name, weight, summed[name] / 48, kept[name], rate, step)
+            expected[name] = move(plan.recipe.optimizer, name, weight, summed[name] / 48, states[name], rate, step)
             assert close(weights[name], expected[name]), (name, step)
     carried = ours.tensors()
-    assert carried.keys() - {"good_steps"} == {f"{name}.{state}" for name, states in kept.items() for state in states}
-    for name, states in kept.items():
-        for state, tensor in states.items():
-            assert carried[f"{name}.{state}"].shape == MANY[name]
-            assert close(carried[f"{name}.{state}"], tensor), (name, state)
+    defined = {f"{name}.{state}": tensor for name, state_of in states.items() for state, tensor in state_of.items()}
+    assert carried.keys() - {"good_steps"} == defined.keys()
+    for name, tensor in defined.items():
+        assert carried[name].shape == tensor.shape
+        assert close(carried[name], tensor), name
 
 
 TORCH: list[tuple[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]]] = [
@@ -179,9 +181,9 @@ def drive(optimizer: str, weights: Numbers, gradients: list[Numbers], lrs: list[
     ours = build_optimizer(
         named.items(), plan_of(optimizer, shapes={name: tuple(p.shape) for name, p in named.items()})
     )
-    for given, lr in zip(gradients, lrs, strict=True):
+    for step_gradients, lr in zip(gradients, lrs, strict=True):
         for name, parameter in named.items():
-            parameter.grad = torch.tensor(given[name], dtype=torch.float64).view_as(parameter)
+            parameter.grad = torch.tensor(step_gradients[name], dtype=torch.float64).view_as(parameter)
         take_step(ours, lr, 1.0)
     return {name: tensor.reshape(-1).tolist() for name, tensor in everything(named, ours).items()}
 
@@ -365,21 +367,21 @@ def test_the_first_steps_of_adam_lose_no_digits_in_float32() -> None:
 @pytest.mark.parametrize("shape", [(1, 4, 4), (2, 3, 8), (2, 8, 3), (3, 1, 5), (3, 5, 1)])
 def test_a_direction_is_made_nearly_orthogonal(shape: tuple[int, int, int]) -> None:
     stack = numbers("stack", shape)
-    made = orthogonal(stack, 12)
-    assert made.shape == shape
-    for before, after in zip(stack, made, strict=True):
+    result = orthogonalize(stack, 12)
+    assert result.shape == shape
+    for before, after in zip(stack, result, strict=True):
         values = torch.linalg.svdvals(after)
         assert 0.65 < float(values.min()) <= float(values.max()) < 1.25
         left, _, right = torch.linalg.svd(before, full_matrices=False)
         inner = left.mT @ after @ right.mT
         assert torch.allclose(inner, inner.diagonal().diag(), atol=1e-10)
-    assert torch.allclose(orthogonal(1000 * stack, 12), made, rtol=1e-9)
-    assert torch.allclose(orthogonal(stack.mT, 12), made.mT, rtol=1e-9)
+    assert torch.allclose(orthogonalize(1000 * stack, 12), result, rtol=1e-9)
+    assert torch.allclose(orthogonalize(stack.mT, 12), result.mT, rtol=1e-9)
 
 
 def test_a_direction_of_zero_stays_zero() -> None:
-    assert torch.equal(orthogonal(torch.zeros(2, 3, 4), 5), torch.zeros(2, 3, 4))
-    assert torch.isfinite(orthogonal(torch.full((1, 3, 4), 1e-30), 5)).all()
+    assert torch.equal(orthogonalize(torch.zeros(2, 3, 4), 5), torch.zeros(2, 3, 4))
+    assert torch.isfinite(orthogonalize(torch.full((1, 3, 4), 1e-30), 5)).all()
 
 
 def test_what_muon_leaves_out_follows_the_schedule_of_its_peak() -> None:

@@ -17,7 +17,7 @@ from paceline import checkpoint
 from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError, RunError
 from paceline.model.norm import BatchNormAct
-from paceline.optim.averages import Average, blend
+from paceline.optim.averages import Ema, average_networks
 from paceline.planning import Plan
 from paceline.record import latest
 from paceline.training.averaging import average_at_end, recalibrate
@@ -65,7 +65,7 @@ def numbers(module: nn.Module) -> list[float]:
     return [value for some in found for value in some]
 
 
-def averaged(average: Average) -> list[float]:
+def averaged(average: Ema) -> list[float]:
     return [value for t in average.tensors().values() for value in t.double().flatten().tolist()]
 
 
@@ -82,40 +82,40 @@ def averaged(average: Average) -> list[float]:
 def test_the_average_is_its_definition(words: tuple[str, ...], moves: list[int]) -> None:
     plan = make_plan("epochs=3", *words)
     module = Little()
-    average = Average(plan, module, 0.7)
+    average = Ema(plan, module, 0.7)
     expected: list[float] | None = None
     for step in range(1, 19):
         module.walk(step)
-        average.move(step, GOOD)
+        average.update(step, GOOD)
         if step in moves:
             now = numbers(module)
             expected = now if expected is None else [0.7 * a + 0.3 * w for a, w in zip(expected, now, strict=True)]
-        assert average.begun(step) == (expected is not None)
+        assert average.started(step) == (expected is not None)
         if expected is not None:
             assert averaged(average) == pytest.approx(expected, rel=0, abs=EXACT)
 
 
 def test_a_bad_step_does_not_move_it() -> None:
     module = Little()
-    average = Average(make_plan(), module, 0.5)
+    average = Ema(make_plan(), module, 0.5)
     module.walk(1)
-    average.move(1, GOOD)
+    average.update(1, GOOD)
     before = averaged(average)
     module.walk(2)
-    average.move(2, BAD)
+    average.update(2, BAD)
     assert averaged(average) == before
-    average.move(3, GOOD)
+    average.update(3, GOOD)
     assert averaged(average) != before
 
 
 def test_one_that_moves_once_an_epoch_moves_though_that_step_is_bad() -> None:
     module = Little()
-    average = Average(make_plan("ema.every=1 epoch"), module, 0.5)
+    average = Ema(make_plan("ema.every=1 epoch"), module, 0.5)
     module.walk(6)
-    average.move(6, GOOD)
+    average.update(6, GOOD)
     before = averaged(average)
     module.walk(11)
-    average.move(12, BAD)
+    average.update(12, BAD)
     assert averaged(average) == pytest.approx(
         [0.5 * a + 0.5 * w for a, w in zip(before, numbers(module), strict=True)], rel=0, abs=EXACT
     )
@@ -123,9 +123,9 @@ def test_one_that_moves_once_an_epoch_moves_though_that_step_is_bad() -> None:
 
 def test_it_begins_as_a_copy_even_where_the_first_step_is_bad() -> None:
     module = Little()
-    average = Average(make_plan(), module, 0.5)
+    average = Ema(make_plan(), module, 0.5)
     module.walk(1)
-    average.move(1, BAD)
+    average.update(1, BAD)
     assert averaged(average) == numbers(module)
 
 
@@ -135,10 +135,10 @@ def test_it_begins_as_a_copy_even_where_the_first_step_is_bad() -> None:
 )
 def test_it_is_kept_in_float32_or_wider_and_counts_are_left_out(weights: torch.dtype, wide: torch.dtype) -> None:
     module = Little(weights)
-    average = Average(make_plan(), module, 0.9)
+    average = Ema(make_plan(), module, 0.9)
     for step in (1, 2):
         module.walk(step)
-        average.move(step, GOOD)
+        average.update(step, GOOD)
     assert {tensor.dtype for tensor in average.tensors().values()} == {wide}
     assert set(average.tensors()) == {"dense.weight", "dense.bias", "running_mean"}
     one, two = Little(weights), Little(weights)
@@ -151,13 +151,13 @@ def test_it_is_kept_in_float32_or_wider_and_counts_are_left_out(weights: torch.d
 @pytest.mark.parametrize("fails", [False, True])
 def test_showing_the_average_leaves_every_bit_of_the_weights(fails: bool) -> None:
     module = Little(torch.bfloat16)
-    average = Average(make_plan(), module, 0.5)
+    average = Ema(make_plan(), module, 0.5)
     for step in (1, 2):
         module.walk(step)
-        average.move(step, GOOD)
+        average.update(step, GOOD)
     own = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     try:
-        with average.shown():
+        with average.swapped_in():
             assert numbers(module) == pytest.approx(averaged(average), abs=1e-2)
             assert not torch.equal(module.dense.weight, own["dense.weight"])
             if fails:
@@ -325,7 +325,7 @@ def networks(count: int, dtype: torch.dtype) -> list[dict[str, Tensor]]:
 def test_blending_is_a_plain_loop_in_float64(decay: float | None) -> None:
     some = networks(5, torch.float64)
     kept = [{name: tensor.clone() for name, tensor in one.items()} for one in some]
-    made = blend(some, decay)
+    made = average_networks(some, decay)
     for name in ("dense.weight", "dense.bias", "running_mean"):
         rows = [one[name].flatten().tolist() for one in some]
         if decay is None:
@@ -341,7 +341,7 @@ def test_blending_is_a_plain_loop_in_float64(decay: float | None) -> None:
 
 def test_blending_rounds_once_to_the_stored_type() -> None:
     some = networks(3, torch.bfloat16)
-    made = blend(some, None)
+    made = average_networks(some, None)
     expected = torch.stack([one["dense.weight"].double() for one in some]).mean(0).to(torch.bfloat16)
     assert torch.equal(made["dense.weight"], expected)
     assert made["running_mean"].dtype == torch.bfloat16
