@@ -25,7 +25,7 @@ def test_classes_are_counted_without_labels_that_are_none() -> None:
 
 
 def test_a_survey_says_what_there_is(folder: Path) -> None:
-    found = describe.describe(open_index(DATA, folder))
+    found = describe.describe_data(open_index(DATA, folder))
     assert (found["format"], found["training images"], found["validation images"]) == ("folder", 55, 5)
     assert found["classes"] == 4
     assert found["bytes"] == sum(len(picture.bytes) for picture in PICTURES)
@@ -46,7 +46,7 @@ def test_a_survey_says_what_there_is(folder: Path) -> None:
 def test_a_survey_tells_tiles_and_wrong_labels() -> None:
     tiled = {"flags": Flag.JPEG | Flag.SEQUENTIAL | Flag.TILED, "width": 9, "height": 5, "length": 3_000_000_000}
     table = table_of(tiled, tiled, {"flags": Flag.OTHER_LABEL, "width": 1, "height": 1, "objects": 2})
-    found = describe.describe(Index("pack", Path("x"), ("a",), table, table_of({"flags": Flag.UNREADABLE})))
+    found = describe.describe_data(Index("pack", Path("x"), ("a",), table, table_of({"flags": Flag.UNREADABLE})))
     assert found["encodings"]["JPEG in tiles"] == 2
     assert found["encodings"]["sequential JPEG"] == 0
     assert found["encodings"]["no image header"] == 1

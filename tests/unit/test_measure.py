@@ -94,7 +94,7 @@ def test_a_pack_is_judged_as_its_source_is(folder: Path, tmp_path: Path) -> None
     found = [*check.find_bad_images(same, DATA, 1)]
     assert keys_of(same, found) == keys_of(index, [*check.find_bad_images(index, DATA, 1)])
     assert len(found) == 3
-    assert describe.describe(same)["encodings"]["JPEG in tiles"] > 40
+    assert describe.describe_data(same)["encodings"]["JPEG in tiles"] > 40
 
 
 @pytest.mark.long

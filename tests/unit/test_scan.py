@@ -287,7 +287,7 @@ def test_where_nothing_else_can_be_written_the_index_lies_among_temporary_files(
 def test_a_damaged_index_is_made_again(made: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(made / "folder", tmp_path / "data", ignore=shutil.ignore_patterns(".*"))
     expected = open_index(files(), folder)
-    for kept in (folder / ".paceline").glob("*.bin"):
+    for kept in (folder / ".paceline").glob("*.safetensors"):
         kept.write_bytes(kept.read_bytes()[:-7])
         assert same(open_index(files(), folder), expected)
     (folder / ".paceline" / "left-over.part").write_text("of a killed process")

@@ -46,9 +46,9 @@ def run(source: Path, words: list[str], sheet: Path | None, as_json: bool) -> No
         raise SpecError(f"--sheet {sheet}: a contact sheet is a PNG file; write --sheet {sheet.with_suffix('.png')}")
     with progress_bar() as progress:
         index = open_index(recipe.data, existing_folder(source), progress, whole=True)
-    from paceline.data.inspect.describe import describe
+    from paceline.data.inspect.describe import describe_data
 
-    facts = describe(index)
+    facts = describe_data(index)
     if sheet is not None:
         facts["sheet"] = str(sheet)
         _write_sheet(recipe, index, sheet)

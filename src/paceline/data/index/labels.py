@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from paceline.data.index.formats import UNLABELED, UnitImages
 from paceline.errors import DataError
+from paceline.numpy_types import Int64s
 from paceline.settings.data import Files
 
-Integers = NDArray[np.int64]
 Class = str | int
 """A class by name, or by number as the file counts."""
 
@@ -118,9 +118,9 @@ class Labels:
 
     names: list[str]
     """The class names that occur, in the order of their first image."""
-    named: Integers
+    named: Int64s
     """For each image an index into names."""
-    numbers: Integers
+    numbers: Int64s
     """For each image its class number, counted from 0."""
 
 
@@ -189,7 +189,7 @@ def class_names(
     return tuple(str(number + first) for number in range(count))
 
 
-def _count_classes(numbers: Integers, folder: Path) -> int:
+def _count_classes(numbers: Int64s, folder: Path) -> int:
     """How many classes there are when the largest label is the last one."""
     present = np.unique(numbers[numbers >= 0])
     if len(present) == 0:
@@ -206,7 +206,7 @@ def _count_classes(numbers: Integers, folder: Path) -> int:
     return count
 
 
-def check_label_range(numbers: Integers, classes: int, first: int, where: str, named: bool = False) -> None:
+def check_label_range(numbers: Int64s, classes: int, first: int, where: str, named: bool = False) -> None:
     """Refuse a label outside the classes that is too common to be a slip: then the settings are wrong."""
     outside = (numbers < 0) | (numbers >= classes)
     values, counts = np.unique(numbers[outside], return_counts=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from paceline.data.index.table import Flag, Index, Rows, Table
 
 
-def describe(index: Index) -> dict[str, Any]:
+def describe_data(index: Index) -> dict[str, Any]:
     """Count the images of a data set, and summarize their sizes, encodings and bytes."""
     rows = np.concatenate([index.training.rows, index.validation.rows])
     flags = rows["flags"]

@@ -39,7 +39,7 @@ STAGES: tuple[Stage, Stage] = ("read", "decode")
 CPU = torch.device("cpu")
 WARM = 3.0
 """Seconds at most from the first batch of a loader until its rate is measured: processes take a while to start."""
-PATIENCE = 10.0
+_PATIENCE = 10.0
 """Seconds at most until a worker that was told to end has ended."""
 
 
@@ -214,7 +214,7 @@ def loader_rate(
         return _loader_rate(sample, threads, seconds, device, decoder)
     finally:  # a worker that has only just begun would disturb what is measured next, or find the images gone
         for process in {*multiprocessing.active_children()} - others:
-            process.join(PATIENCE)
+            process.join(_PATIENCE)
 
 
 def _loader_rate(sample: Sample, threads: int, seconds: float, device: torch.device, decoder: str | None) -> float:
