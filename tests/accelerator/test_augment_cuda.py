@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,7 +35,9 @@ def pictures(count: int, side: int) -> torch.Tensor:
 
 @contextmanager
 def waits_are_errors() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch notes that its debug mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:

@@ -41,6 +41,7 @@ def test_published_names_that_do_not_exist_are_one_line() -> None:
         Whole(make_plan("model=timm:no_such_network"), init_world(make_plan(), None))
 
 
+@pytest.mark.filterwarnings("ignore:The default weight initialization of GoogleNet:FutureWarning")
 @pytest.mark.parametrize(
     ("model", "peer"),
     [("resnet18", "resnet18"), ("googlenet", "googlenet"), ("efficientnet-b0", "efficientnet_b0"),

@@ -66,7 +66,7 @@ def test_a_network_is_printed_with_its_facts_and_settings(paceline: Paceline) ->
         "side": 299, "stride": 37, "smallest_side": 75,
     }  # fmt: skip
     assert settings["units"]["default"] == [10, 20, 10]
-    assert settings["dropout"]["meaning"].startswith("Share of the features dropped")
+    assert settings["dropout"]["meaning"].startswith("Fraction of the features dropped")
     shown = paceline("models", "vgg16").stdout
     assert "138,357,544" in shown
     assert "model.KEY=VALUE" in shown
@@ -170,9 +170,9 @@ def test_another_package_s_network_is_one_block(blocks_of: Blocks, monkeypatch: 
     ("words", "message"),
     [
         (("resnt50",), "'model=resnt50': model: no model is named 'resnt50'; did you mean 'resnet50'?"),
-        (("timm",), "'model=timm': model: outside needs 'network'"),
+        (("timm",), "'model=timm': model: timm needs 'network'"),
         (("resnet50", "model.stem=5x5"), "'model.stem=5x5': model.stem: expected 7x7 or 3x3, found '5x5'"),
-        (("resnet50", "model.stm=3x3"), "'model.stm=3x3': model: resnet has no 'stm'; did you mean 'stem'?"),
+        (("resnet50", "model.stm=3x3"), "'model.stm=3x3': model: resnet50 has no 'stm'; did you mean 'stem'?"),
         (("alexnet", "--blocks", "--side", "62"), "alexnet needs images of at least 63 pixels a side, not 62"),
         (("vgg11", "--blocks", "--side", "31"), "vgg11 needs images of at least 32 pixels a side, not 31"),
         (("inception-v3", "--blocks", "--side", "75"), "inception-v3 needs images of at least 299 pixels a side"),

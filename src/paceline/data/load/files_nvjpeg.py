@@ -131,7 +131,7 @@ class NvjpegLoader(FileLoader):
         """Images on the device; None for a file that nvJPEG refuses, whatever is decoded beside it."""
         from torchvision.io import ImageReadMode, decode_jpeg  # noqa: PLC0415 - optional, and slow to load
 
-        buffers = [torch.frombuffer(data, dtype=torch.uint8) for data in encoded]
+        buffers = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in encoded]
         try:
             return list(decode_jpeg(buffers, mode=ImageReadMode.RGB, device=self._device)) if buffers else []
         except torch.OutOfMemoryError:
