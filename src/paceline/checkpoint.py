@@ -15,7 +15,7 @@ from paceline.errors import Broken, RunError
 from paceline.files import write_whole
 
 MANIFEST, NETWORK, EMA = "manifest.json", "network.safetensors", "ema.safetensors"
-Files = dict[str, bytes]
+CheckpointFiles = dict[str, bytes]
 """The content of a checkpoint by file name."""
 ATTEMPTS = 20
 """How often checkpoints are chosen anew because a run that trains has removed one in the meantime."""
@@ -34,12 +34,12 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted(int(found[1]) for child in folder.iterdir() if (found := _NAME.fullmatch(child.name)))
 
 
-def write(folder: Path, step: int, files: Files) -> Path:
+def write(folder: Path, step: int, files: CheckpointFiles) -> Path:
     """Commit the checkpoint of a step to the folder of a run's checkpoints."""
     return write_to(folder / name_of(step), step, files)
 
 
-def write_to(final: Path, step: int, files: Files) -> Path:
+def write_to(final: Path, step: int, files: CheckpointFiles) -> Path:
     """Commit a checkpoint: files and a manifest under a temporary name, synced, then renamed into place.
 
     A kill at any moment leaves either the complete checkpoint or a temporary folder that the next start removes.
@@ -66,7 +66,7 @@ def write_to(final: Path, step: int, files: Files) -> Path:
     return final
 
 
-def read(path: Path) -> Files:
+def read(path: Path) -> CheckpointFiles:
     """The files of a checkpoint, each checked against the manifest; a RunError says what is damaged."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
@@ -91,7 +91,7 @@ def read(path: Path) -> Files:
 
 def first_intact(
     folder: Path, choose: Callable[[], Sequence[int]], damaged: Callable[[RunError], None]
-) -> tuple[int, Files] | None:
+) -> tuple[int, CheckpointFiles] | None:
     """The first intact checkpoint among the steps chosen; every damaged one before it is reported.
 
     A run that trains may remove a checkpoint after it was chosen: then the steps are chosen anew.
@@ -119,7 +119,7 @@ def first_intact(
 
 def newest_intact(
     folder: Path, damaged: Callable[[RunError], None], before: int | None = None
-) -> tuple[int, Files] | None:
+) -> tuple[int, CheckpointFiles] | None:
     """The newest intact checkpoint, if there is one; with `before`, of the steps before that one."""
 
     def choose() -> list[int]:

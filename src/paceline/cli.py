@@ -68,7 +68,7 @@ RecipeWord = Annotated[
         metavar="[RECIPE]", help="A shipped name (see `paceline recipes`) or a YAML file; shapes/resnet8 if left out."
     ),
 ]
-Words = Annotated[
+SettingWords = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
@@ -80,7 +80,7 @@ OnWords = Annotated[
     typer.Argument(metavar="[on.KEY=VALUE]...", help="Placement settings to change, such as on.micro_batch=64."),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-Data = Annotated[
+DataFolder = Annotated[
     Path | None, typer.Option("--data", metavar="FOLDER", help="Where the images are; else DATA_DIR or DATASETS_DIR.")
 ]
 Out = Annotated[
@@ -103,7 +103,7 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command(epilog="Example: paceline train cifar10/resnet20 --data ~/cifar10 epochs=50 optimizer.lr=0.2")
 def train(
-    recipe: RecipeWord = None, settings: Words = None, data: Data = None, out: Out = None, on: On = None,
+    recipe: RecipeWord = None, settings: SettingWords = None, data: DataFolder = None, out: Out = None, on: On = None,
     replicas: Replicas = None, device: Device = None,
 ) -> None:  # fmt: skip
     """Train a recipe; without one, a small network on built-in images."""
@@ -114,7 +114,7 @@ def train(
 
 @app.command(epilog="Example: paceline resume runs/mine on.micro_batch=32")
 def resume(
-    run: RunFolder, settings: OnWords = None, data: Data = None, replicas: Replicas = None, device: Device = None
+    run: RunFolder, settings: OnWords = None, data: DataFolder = None, replicas: Replicas = None, device: Device = None
 ) -> None:
     """Continue a run from its newest intact checkpoint."""
     from paceline.command import resume as verb
@@ -135,7 +135,7 @@ def validate(
         Path | None,
         typer.Option("--test", metavar="FOLDER", help="Judge other images of the same classes, such as a test set."),
     ] = None,
-    data: Data = None,
+    data: DataFolder = None,
     json: Json = False,
 ) -> None:
     """Validate a run's newest checkpoint, each image exactly once."""
@@ -151,7 +151,7 @@ def average(
     last: Annotated[int | None, typer.Option("--last", metavar="N", help="The mean of the last N checkpoints; all that are kept if left out.")] = None,
     decay: Annotated[float | None, typer.Option("--decay", metavar="D", help="All that are kept in the order of time: V = D * V + (1 - D) * the next.")] = None,
     recalibrate: Annotated[int | None, typer.Option("--recalibrate", metavar="IMAGES", help="Take running statistics from so many training images.")] = None,
-    data: Data = None, json: Json = False,
+    data: DataFolder = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Average a run's checkpoints into one network and validate it."""
     from paceline.command import average as verb
@@ -162,7 +162,7 @@ def average(
 @app.command(epilog="Example: paceline replay runs/mine --step 1200")
 def replay(
     run: RunFolder, step: Annotated[int, typer.Option("--step", metavar="S", help="The step to look into.")],
-    settings: OnWords = None, data: Data = None, json: Json = False,
+    settings: OnWords = None, data: DataFolder = None, json: Json = False,
 ) -> None:  # fmt: skip
     """Repeat one step and name the first layer that is not finite."""
     from paceline.command import replay as verb
@@ -172,7 +172,7 @@ def replay(
 
 @app.command(epilog="Example: paceline plan cifar10/resnet20 on.replicas=2 on.micro_batch=64")
 def plan(
-    recipe: RecipeWord = None, settings: Words = None, data: Data = None, on: On = None, replicas: Replicas = None,
+    recipe: RecipeWord = None, settings: SettingWords = None, data: DataFolder = None, on: On = None, replicas: Replicas = None,
     device: Device = None, json: Json = False,
     yaml: Annotated[bool, typer.Option("--yaml", help="Print every setting and where its value came from.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of recipes and placements, for editors.")] = False,
@@ -186,8 +186,8 @@ def plan(
 @app.command(epilog="Example: paceline verify shapes/resnet8")
 def verify(
     recipe: RecipeWord = None,
-    settings: Words = None,
-    data: Data = None,
+    settings: SettingWords = None,
+    data: DataFolder = None,
     steps: Annotated[int, typer.Option("--steps", min=2, help="Optimizer steps of each run.")] = 10,
     full: Annotated[bool, typer.Option("--full", help="Do not shrink a large recipe.")] = False,
     json: Json = False,
@@ -239,7 +239,7 @@ data_app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 
-Source = Annotated[Path, typer.Argument(metavar="SOURCE", help="The folder of a data set, in any format.")]
+SourceFolder = Annotated[Path, typer.Argument(metavar="SOURCE", help="The folder of a data set, in any format.")]
 DataWords = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the data, such as labels=classes.csv first_label=0."),
@@ -248,7 +248,7 @@ DataWords = Annotated[
 
 @data_app.command("pack", epilog="Example: paceline data pack ~/imagenet ~/imagenet-pack --max-side 500 --quality 90")
 def data_pack(
-    source: Source,
+    source: SourceFolder,
     out: Annotated[Path | None, typer.Argument(metavar="OUT", help="A new folder for the pack, or one to go on with.")] = None,
     settings: DataWords = None,
     max_side: Annotated[int | None, typer.Option("--max-side", metavar="PIXELS", min=8, help="Make larger images smaller, and all JPEG at --quality (90).")] = None,
@@ -265,7 +265,7 @@ def data_pack(
 
 @data_app.command("convert", epilog="Example: paceline data convert ~/imagenet-pack ~/tars --to webdataset --shuffle 1")
 def data_convert(
-    source: Source,
+    source: SourceFolder,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
     to: Annotated[Target, typer.Option("--to", help="The format to write.")],
     settings: DataWords = None,
@@ -281,7 +281,7 @@ def data_convert(
 
 @data_app.command("check", epilog="Example: paceline data check ~/imagenet")
 def data_check(
-    source: Source,
+    source: SourceFolder,
     settings: DataWords = None,
     threads: Annotated[int | None, typer.Option("--threads", metavar="N", min=1, help="Threads that decode; one for each core if left out.")] = None,
     json: Json = False,
@@ -294,7 +294,7 @@ def data_check(
 
 @data_app.command("show", epilog="Example: paceline data show ~/imagenet timm/resnet50-a3 --sheet sheet.png")
 def data_show(
-    source: Source,
+    source: SourceFolder,
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe and settings to change; without a recipe, settings of the data."),
@@ -314,7 +314,7 @@ app.add_typer(bench_app, name="bench")
 
 @bench_app.command("data", epilog="Example: paceline bench data nvidia/resnet50 --data ~/imagenet")
 def bench_data(
-    recipe: RecipeWord = None, settings: Words = None, data: Data = None, on: On = None, device: Device = None,
+    recipe: RecipeWord = None, settings: SettingWords = None, data: DataFolder = None, on: On = None, device: Device = None,
     images: Annotated[int, typer.Option("--images", metavar="N", min=1, help="Training images that are measured on.")] = 256,
     seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.001, help="How long each measurement takes at most.")] = 1.0,
     json: Json = False,

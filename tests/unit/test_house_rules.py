@@ -148,3 +148,27 @@ def test_the_rules_see_every_file() -> None:
 )
 def test_identifiers_are_read_as_words(identifier: str, words: set[str]) -> None:
     assert words_of(identifier) == words
+
+
+PROTOCOLS = ("cli.py", "worker.py", "command/", "data/index/formats/")
+"""Modules that define the same names on purpose: verbs, and formats of one protocol."""
+
+
+def exports_of(path: Path) -> Iterator[str]:
+    """The public functions, classes and values that a module defines at its top."""
+    for node in tree_of(path).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def test_no_two_modules_export_one_name() -> None:
+    modules: dict[str, list[str]] = {}
+    for path in FILES:
+        if not name_of(path).startswith(PROTOCOLS):
+            for name in set(exports_of(path)):
+                if not name.startswith("_"):
+                    modules.setdefault(name, []).append(name_of(path))
+    assert {name: paths for name, paths in modules.items() if len(paths) > 1} == {}

@@ -48,7 +48,7 @@ class AveragedNetwork:
 
     steps: list[int] = field(default_factory=list)
     tensors: StateDict = field(default_factory=dict)
-    last: checkpoint.Files = field(default_factory=dict)
+    last: checkpoint.CheckpointFiles = field(default_factory=dict)
     """The files of the last checkpoint in it."""
     faults: list[RunError] = field(default_factory=list)
     """What is wrong with the checkpoints that are not in it."""

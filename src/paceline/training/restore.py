@@ -30,14 +30,14 @@ def restore_newest(session: Session) -> None:
     broadcast_state(session.world, state)
 
 
-def load_checkpoint(session: Session, step: int, files: checkpoint.Files | None) -> None:
+def load_checkpoint(session: Session, step: int, files: checkpoint.CheckpointFiles | None) -> None:
     """Let every replica's state be that of the checkpoint whose files the first one has read."""
     if files is not None:
         load_files(session.state, files, checkpoint.name_of(step))
     broadcast_state(session.world, session.state)
 
 
-def load_files(state: State, files: checkpoint.Files, where: str) -> State:
+def load_files(state: State, files: checkpoint.CheckpointFiles, where: str) -> State:
     """Load a checkpoint's content; names and shapes must be those of this network."""
     try:
         numbers = json.loads(files["state.json"])

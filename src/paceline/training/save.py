@@ -40,7 +40,7 @@ def save(session: Session) -> None:
     )
 
 
-def to_files(state: State) -> checkpoint.Files:
+def to_files(state: State) -> checkpoint.CheckpointFiles:
     """The content of a checkpoint: each group of tensors as safetensors, everything else as JSON."""
     files = {f"{group}.safetensors": safetensors_bytes(_on_host(t)) for group, t in state.tensors().items()}
     return files | {"state.json": json_text(state.numbers()).encode()}

@@ -129,7 +129,7 @@ def relative_difference(a: Tensor, b: Tensor, scale: float = 0.0) -> float:
 
 
 def compare_outcomes(one: Outcome, other: Outcome) -> dict[str, float]:
-    """The largest relative compare_outcomes of two trials: losses, weights with optimizer state, running statistics."""
+    """The largest relative differences of two trials: losses, weights with optimizer state, running statistics."""
     loss = torch.tensor(one.losses, dtype=torch.float64), torch.tensor(other.losses, dtype=torch.float64)
     worst = {"loss": relative_difference(*loss), "weights": 0.0, "statistics": 0.0}
     largest: dict[str, float] = {}
