@@ -149,7 +149,7 @@ def test_where_there_is_no_room_nothing_is_kept(folder: Path, plain: Seen, monke
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
     assert same(judged(file_plan(folder, *WORDS), folder), plain)
     monkeypatch.undo()
-    monkeypatch.setattr(file, "lasting_place", lambda _: None)
+    monkeypatch.setattr(file, "lasting_folder", lambda _: None)
     assert same(judged(file_plan(folder, *WORDS), folder), plain)
     assert not list((folder / ".paceline").glob("validation-*"))
 

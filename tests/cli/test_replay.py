@@ -31,7 +31,7 @@ def test_bad_steps_are_skipped_and_counted_until_there_are_too_many_in_a_row(
     assert "4 steps in a row were bad (a gradient or a statistic of a norm was not finite)" in done.stderr
     reports = latest(rows_of(tmp_path / "run"), "report")
     bad = reports[-1]["step"]
-    assert f"paceline repeat run --step {bad - 3}\n" in done.stderr  # the first of the row
+    assert f"paceline replay run --step {bad - 3}\n" in done.stderr  # the first of the row
     assert reports[-1]["bad_steps_in_a_row"] == 4
     assert reports[-1]["bad_steps"] == 4
     assert checkpoint.saved_steps(tmp_path / "run/checkpoints")[-1] == bad  # nothing is lost
@@ -70,9 +70,9 @@ def test_a_variance_that_overflows_is_a_bad_step_and_named(paceline: Paceline, s
     done = paceline(*words)
     assert done.returncode == 1
     bad = latest(rows_of(tmp_path / "run"), "report")[-1]["first_bad_step"]
-    seen = paceline("repeat", "run", "--step", str(bad))
+    seen = paceline("replay", "run", "--step", str(bad))
     assert seen.returncode == 1, seen.stdout + seen.stderr
-    found = json.loads(paceline("repeat", "run", "--step", str(bad), "--json").stdout)
+    found = json.loads(paceline("replay", "run", "--step", str(bad), "--json").stdout)
     assert found["layer"] is None
     assert "norm" in found["statistics"]
     assert f"in a step in which the mean or variance that {found['statistics']} finds is not finite" in seen.stdout
@@ -90,7 +90,7 @@ def test_a_step_is_repeated_by_the_micro_batches_it_was_trained_with(
     by_four, by_sixteen = [], []
     for row in rows:
         was_bad = row["first_bad_step"] == row["step"]
-        step = ["repeat", "run", "--step", str(row["step"])]
+        step = ["replay", "run", "--step", str(row["step"])]
         by_four.append((paceline(*step).returncode == 1) == was_bad)
         by_sixteen.append((paceline(*step, "on.micro_batch=16").returncode == 1) == was_bad)
     assert all(by_four)
@@ -102,16 +102,16 @@ def test_a_bad_step_is_repeated_and_its_first_layer_and_images_are_named(
 ) -> None:
     paceline("train", small, "optimizer.lr=1e30", "epochs=3", "on_bad_step=stop", "--out", "run")
     bad = latest(rows_of(tmp_path / "run"), "report")[-1]["first_bad_step"]
-    done = paceline("repeat", "run", "--step", str(bad), "--json")
+    done = paceline("replay", "run", "--step", str(bad), "--json")
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
     assert found["layer"] is not None
     assert found["started_from"] < bad
     assert 1 <= len(found["images"]) <= 16
     assert all(image.keys() == {"image"} and 0 <= image["image"] < 96 for image in found["images"])
-    parts = paceline("repeat", "run", "--step", str(bad), "--json", "on.micro_batch=4")
+    parts = paceline("replay", "run", "--step", str(bad), "--json", "on.micro_batch=4")
     assert json.loads(parts.stdout)["images"] == found["images"]  # those of every micro-batch
-    fine = paceline("repeat", "run", "--step", "1")
+    fine = paceline("replay", "run", "--step", "1")
     assert fine.returncode == 0, fine.stderr
     assert "Every output, statistic and gradient of this step is finite here." in fine.stdout
 
@@ -119,19 +119,19 @@ def test_a_bad_step_is_repeated_and_its_first_layer_and_images_are_named(
 def test_a_step_that_the_run_does_not_have_is_refused(paceline: Paceline, small: str) -> None:
     assert paceline("train", small, "--out", "run").returncode == 0
     for step in ("0", "7"):
-        done = paceline("repeat", "run", "--step", step)
+        done = paceline("replay", "run", "--step", step)
         assert done.returncode == 2
         assert f"--step {step}, and the run has steps 1 to 6" in done.stderr
 
 
 def test_more_than_one_replica_is_refused(paceline: Paceline, small: str, tmp_path: Path) -> None:
     assert paceline("train", small, "--out", "run").returncode == 0
-    done = paceline("repeat", "run", "--step", "5", "on.replicas=2", "on.micro_batch=8")
+    done = paceline("replay", "run", "--step", "5", "on.replicas=2", "on.micro_batch=8")
     assert done.returncode == 2
     assert done.stderr == (
-        "error: 'on.replicas=2': repeat sees all images of a step in one process; leave on.replicas out\n"
+        "error: 'on.replicas=2': replay sees all images of a step in one process; leave on.replicas out\n"
     )
-    done = paceline("repeat", "run", "--step", "5", "on.replicas=1", "on.micro_batch=8", "--json")
+    done = paceline("replay", "run", "--step", "5", "on.replicas=1", "on.micro_batch=8", "--json")
     assert done.returncode == 0, done.stderr
     expected = latest(rows_of(tmp_path / "run"), "report")[4]["last_loss"]
     assert json.loads(done.stdout)["loss"] == pytest.approx(expected, rel=1e-5)
@@ -145,18 +145,18 @@ def test_a_step_before_every_checkpoint_is_taken_again_from_the_initial_weights(
     words = ["init.from=first", "--out", "run", "on.keep_last=1"]
     assert paceline("train", small, *words).returncode == 0
     assert checkpoint.saved_steps(tmp_path / "run/checkpoints") == [6]
-    done = paceline("repeat", "run", "--step", "3", "--json")
+    done = paceline("replay", "run", "--step", "3", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["started_from"], found["from_checkpoint"]) == (0, False)
     assert found["loss"] == pytest.approx(latest(rows_of(tmp_path / "run"), "report")[2]["last_loss"], rel=1e-5)
-    assert "there is no whole checkpoint from before step 3: going from the initial weights" in done.stderr
+    assert "there is no intact checkpoint from before step 3: starting from the initial weights" in done.stderr
     assert "init.from first: " in done.stderr
     shutil.rmtree(tmp_path / "first")
-    gone = paceline("repeat", "run", "--step", "3")
+    gone = paceline("replay", "run", "--step", "3")
     assert gone.returncode == 2
     assert gone.stderr.count("\n") == 1, gone.stderr
-    assert "no whole checkpoint from before step 3, and the weights that the run began with" in gone.stderr
+    assert "no intact checkpoint from before step 3, and the weights that the run began with" in gone.stderr
     assert "init.from: first is not there" in gone.stderr
 
 
@@ -167,7 +167,7 @@ def test_images_in_files_are_named_by_number_and_path(paceline: Paceline, tmp_pa
     words = ["optimizer.lr=1e30", "global_batch=32", "on_bad_step=stop", "epochs=4", "--data", "data", "--out", "run"]
     assert paceline("train", "files.yaml", *words).returncode == 1
     bad = str(latest(rows_of(tmp_path / "run"), "report")[-1]["first_bad_step"])
-    found = json.loads(paceline("repeat", "run", "--step", bad, "--json").stdout)["images"]
+    found = json.loads(paceline("replay", "run", "--step", bad, "--json").stdout)["images"]
     table = open_index(Files(name="images"), tmp_path / "data").training
     assert found
     for image in found:
@@ -176,7 +176,7 @@ def test_images_in_files_are_named_by_number_and_path(paceline: Paceline, tmp_pa
         assert (image["path"], image["offset"]) == (table.shards[int(row["shard"])], row["offset"])
         assert (tmp_path / "data" / image["path"]).is_file()
         assert (image["offset"] > 0) == (form == "webdataset")
-    done = paceline("repeat", "run", "--step", bad)
+    done = paceline("replay", "run", "--step", bad)
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
     assert [line for line in lines if line.startswith("image ")] == [
