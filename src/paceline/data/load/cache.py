@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from paceline.data.shared_memory import Memory
+from paceline.data.shared_memory import Handle, Memory
 
 _ENTRY = np.dtype([("offset", "<u8"), ("length", "<u8")])
 """Where an image's bytes are, set before they are written; and how many, set once they are there."""
@@ -20,19 +20,19 @@ _HEAD = 64
 class Cache:
     """Encoded images of both splits, kept in memory once they are read, up to so many bytes, for all processes."""
 
-    def __init__(self, size: int, counts: tuple[int, int] = (0, 0), path: str | None = None) -> None:
+    def __init__(self, size: int, counts: tuple[int, int] = (0, 0), handle: Handle | None = None) -> None:
         self._arguments = size, counts
         self._firsts = {"training": 0, "validation": counts[0]}
         self._start = _HEAD + _ENTRY.itemsize * sum(counts)
-        self._memory = Memory(self._start + size, path) if size else None
+        self._memory = Memory(self._start + size, handle) if size else None
         if self._memory is not None:
             self._used = np.frombuffer(self._memory.mapped, "<u8", 1)
             self._entries = np.frombuffer(self._memory.mapped, _ENTRY, sum(counts), _HEAD)
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[type[Cache], tuple[int, tuple[int, int], str | None]]:
+    def __reduce__(self) -> tuple[type[Cache], tuple[int, tuple[int, int], Handle | None]]:
         """Another process opens the same memory."""
-        return Cache, (*self._arguments, self._memory.path if self._memory is not None else None)
+        return Cache, (*self._arguments, self._memory.handle if self._memory is not None else None)
 
     def get(self, split: str, index: int) -> bytes | None:
         """The bytes of an image, or None where they are not kept."""

@@ -14,7 +14,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
-from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -23,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.data.shared_memory import Memory
+from paceline.data.shared_memory import Handle, Memory
 from paceline.errors import Broken
 from paceline.numpy_types import Bools, Int64s, UInt8s
 
@@ -180,7 +179,7 @@ class _Shared:
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self.serial = next(_serials)
         self._memory = Memory(self.size)
-        self.path = self._memory.path
+        self.handle = self._memory.handle
         self.memory = np.frombuffer(self._memory.mapped, np.uint8)
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
         if self._copied:
@@ -214,7 +213,7 @@ class _ProcessBatch:
 
     def decode(self, chunk: Chunk, first: int) -> Callable[[], Faults]:
         shared = self._shared
-        return self._processes.submit(chunk, shared.path, shared.serial, shared.size, self._shape, first)
+        return self._processes.submit(chunk, shared.handle, shared.serial, shared.size, self._shape, first)
 
     def to_device(self) -> Tensor:
         copied = self._shared.to_device(self.images, self._processes.device)
@@ -264,9 +263,9 @@ def _end_with_the_replica() -> None:
     os._exit(1)
 
 
-def _decode(chunk: Chunk, path: str, serial: int, size: int, shape: tuple[int, ...], first: int) -> Faults:
+def _decode(chunk: Chunk, handle: Handle, serial: int, size: int, shape: tuple[int, ...], first: int) -> Faults:
+    path = handle.path
     if path not in _mapped or _mapped[path][0] != serial:
-        with Path(path).open("r+b") as file:
-            _mapped[path] = serial, np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
+        _mapped[path] = serial, np.frombuffer(Memory(size, handle).mapped, np.uint8)
     batch = _mapped[path][1][: int(np.prod(shape))].reshape(shape)
     return _fill(chunk, batch[first : first + len(chunk.indices)])
