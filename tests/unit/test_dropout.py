@@ -190,8 +190,8 @@ def masks_of_steps(plan: Plan, steps: int) -> list[Tensor]:
     rows: list[Tensor] = []
 
     def note(_module: nn.Module, _inputs: Any, named: dict[str, Batch]) -> None:
-        _, dropout, depth = named["batch"]
-        rows.append(torch.cat([mask.view(plan.micro_batch, -1) for mask in (*dropout, *depth)], 1))
+        batch = named["batch"]
+        rows.append(torch.cat([mask.view(plan.micro_batch, -1) for mask in (*batch.dropout, *batch.depth)], 1))
 
     whole.module.register_forward_pre_hook(note, with_kwargs=True)
     loader = open_loader(plan, None, 0, WORLD.device)

@@ -16,6 +16,8 @@ class Batch(NamedTuple):
     """What each dropout layer multiplies the features of each image by."""
     depth: tuple[Tensor, ...] = ()
     """What each layer of stochastic depth multiplies the residual branch of each image by."""
+    slots: tuple[tuple[tuple[Tensor, Tensor], ...], ...] = ()
+    """Views of `statistics` made ahead, for each batch norm and norm group the place of its mean and variance."""
 
 
 class Layer(nn.Module):

@@ -133,8 +133,10 @@ class BatchNormAct(NormAct):
 
     running_mean: Tensor
     running_var: Tensor
+    index: int
+    """Which of the batch norms in `Statistics` it is."""
     offset: int
-    """The first of its columns in a row of statistics, means before variances; `Statistics` sets it."""
+    """The first of its columns in a row of statistics, means before variances."""
 
     def __init__(
         self,
@@ -161,14 +163,15 @@ class BatchNormAct(NormAct):
             return F.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.epsilon
             )
-        means, variances = self.columns(batch.statistics)
         if self.shared is not None:
-            return self._across_replicas(x, means, variances, self.shared)
+            return self._across_replicas(x, *self.columns(batch.statistics), self.shared)
         if torch.compiler.is_compiling():
-            return self._by_formula(x, means, variances)
-        groups = [x] if len(means) == 1 else x.split(len(x) // len(means))
-        normalized = [self._by_kernel(*group) for group in zip(groups, means, variances, strict=True)]
-        return normalized[0] if len(normalized) == 1 else torch.cat(normalized)
+            return self._by_formula(x, *self.columns(batch.statistics))
+        slots = batch.slots[self.index] if batch.slots else [*zip(*self.columns(batch.statistics), strict=True)]
+        if len(slots) == 1:
+            return self._by_kernel(x, *slots[0])
+        groups = x.split(len(x) // len(slots))
+        return torch.cat([self._by_kernel(group, *slot) for group, slot in zip(groups, slots, strict=True)])
 
     def _by_kernel(self, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         # With momentum 1, torch's own kernel leaves this group's mean and unbiased variance in the two tensors.
@@ -249,8 +252,8 @@ class Statistics:
     def __init__(self, module: nn.Module, passes: int, groups: int, shared: SharedStatistics | None = None) -> None:
         self.norms = [m for m in module.modules() if isinstance(m, BatchNormAct) and m.weight.requires_grad]
         offset = 0
-        for norm in self.norms:
-            norm.offset, norm.shared = offset, shared
+        for index, norm in enumerate(self.norms):
+            norm.index, norm.offset, norm.shared = index, offset, shared
             offset += 2 * len(norm.weight)
         pairs = [(norm, values) for norm in self.norms for values in (norm.running_mean, norm.running_var)]
         nothing = [next(module.parameters()).new_empty(0)]
@@ -259,12 +262,18 @@ class Statistics:
         self._momenta = torch.cat([torch.full_like(values, norm.momentum) for norm, values in pairs] or nothing)
         self._pending = self._running.new_zeros(passes * groups, offset)
         self._passes: tuple[Tensor, ...] = self._pending.split(groups)
+        self._widths = [len(values) for _, values in pairs]
         for norm in self.norms:
             (norm.running_mean,), (norm.running_var,) = norm.columns(self._running[None])
 
     def pass_rows(self, index: int) -> Tensor:
         """The rows that the norm groups of this forward pass of the step write to."""
         return self._passes[index]
+
+    def slots(self, index: int) -> tuple[tuple[tuple[Tensor, Tensor], ...], ...]:
+        """Views of these rows for each norm and norm group; one call cuts a row, not two calls for each norm."""
+        rows = [row.split(self._widths) for row in self._passes[index].unbind()]
+        return tuple(tuple((row[at], row[at + 1]) for row in rows) for at in range(0, len(self._widths), 2))
 
     def collect(self) -> Tensor:
         """This replica's sums over the norm groups of the step, in one row."""

@@ -122,7 +122,8 @@ class Whole:
     def _pass(self, index: int, batch: MicroBatch) -> Batch:
         """What the layers know of the micro-batch of this pass."""
         assert batch.positions is not None
-        return Batch(self.statistics.pass_rows(index), *self.masks(batch.positions))
+        slots = () if self.plan.placement.compile else self.statistics.slots(index)  # a compiler cuts them itself
+        return Batch(self.statistics.pass_rows(index), *self.masks(batch.positions), slots)
 
     def _class_scores(self, images: Tensor, batch: Batch | None) -> list[Tensor]:
         """One row of class scores for each image, those of the last head first."""
