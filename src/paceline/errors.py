@@ -25,6 +25,10 @@ class RunError(UserError):
     """The run folder cannot be used as asked."""
 
 
+class Damaged(RunError):
+    """A file of a run was read, and is not what was written."""
+
+
 class Broken(UserError):
     """Something outside the settings failed while the run was going: a disk, a replica, the network."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +40,16 @@ def write_whole(path: Path, content: bytes | str, sync: bool = False) -> None:
     """Replace the content of a file such that a reader, or a kill, never sees half of it."""
     with new_file(path, sync) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def read_whole(path: Path) -> bytes:
+    """The content of a file; an OSError where it is none, such as a pipe, which would be waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise IsADirectoryError(errno.EISDIR, "is not a file")
+    with open(descriptor, "rb") as file:  # noqa: PTH123 - of a descriptor
+        return file.read()
 
 
 def read_exactly(path: Path, offset: int, count: int) -> bytes:

@@ -20,12 +20,12 @@ from paceline.model import tables
 from paceline.planning import Plan
 from paceline.progress import progress_bar
 from paceline.reconcile import make_plan
-from paceline.record import PLAN, RECORD, Run, Stored, store_plan, stored_plan
+from paceline.record import PLAN, RECORD, Run, Stored, recipe_changes, rows_of, store_plan, stored_plan, trained_step
 from paceline.settings import shipped
 from paceline.settings.build import build
 from paceline.settings.data import Data, Files, Made, Shapes
 from paceline.settings.placement import Placement
-from paceline.settings.read import Tree, changes, dump, override, parse
+from paceline.settings.read import Tree, dump, override, parse
 from paceline.settings.recipe import Recipe
 from paceline.settings.schema import addresses
 from paceline.sink.log import LOG
@@ -172,8 +172,7 @@ def prepare_folder(job: Job, folder: Path) -> None:
 
 
 def _check_same(job: Job, folder: Path) -> None:
-    changed = changes(stored_plan(folder).recipe, job.plan.recipe)
-    changed = [line for line in changed if not line.startswith(("about:", "published:", "source:"))]
+    changed = recipe_changes(stored_plan(folder).recipe, job.plan.recipe)
     if changed:
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise RunError(
@@ -185,7 +184,7 @@ def _check_same(job: Job, folder: Path) -> None:
 
 def _cleared(folder: Path) -> bool:
     """Clear away a run that ended before any step was saved, unless somebody is training in its folder."""
-    if any(checkpoint.saved_steps(folder / "checkpoints")):
+    if any(checkpoint.saved_steps(folder / "checkpoints")) or trained_step(rows_of(folder)):
         return False
     with Run(folder, "read") as run:
         if not run.try_own():

@@ -15,15 +15,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, Protocol
 
-from paceline import __version__
+from paceline import __version__, checkpoint
 from paceline.errors import Broken, RunError
-from paceline.files import write_whole
+from paceline.files import read_whole, write_whole
 from paceline.machine import Machine
 from paceline.planning import Plan
 from paceline.settings.build import build
 from paceline.settings.placement import Placement
 from paceline.settings.placement import keys as placement_keys
-from paceline.settings.read import Tree, dump, parse
+from paceline.settings.read import Tree, changes, dump, parse
 from paceline.settings.recipe import Recipe
 from paceline.settings.types import Settings
 
@@ -136,7 +136,9 @@ class Run:
         try:
             # A kill may have left half a line, which would spoil this one too; only the owner may cut it off.
             start = "\n" if _torn(path) else ""
-            with path.open("a") as file:
+            # A pipe in its place would be waited for.
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+            with open(descriptor, "a") as file:  # noqa: PTH123 - of a descriptor
                 file.write(f"{start}{line}\n")
         except OSError as fault:
             raise Broken(f"{path}: cannot be written: {fault.strerror}; all checkpoints so far are intact") from None
@@ -158,15 +160,19 @@ def _finite(value: Any) -> Any:
 def rows_of(folder: Path) -> list[Row]:
     """The rows of a run's record; a line that a kill left unfinished is passed over."""
     path = folder / RECORD
-    if not path.is_file():
+    try:
+        content = read_whole(path)
+    except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as fault:
+        raise RunError(f"{path}: cannot be read: {fault.strerror}") from None
     rows = []
-    for line in path.read_text(errors="replace").splitlines():
+    for line in content.decode(errors="replace").splitlines():
         try:
             row = json.loads(line)
         except ValueError:
             continue
-        if isinstance(row, dict):
+        if isinstance(row, dict) and isinstance(row.get("kind"), str):
             rows.append(row)
     return rows
 
@@ -174,6 +180,11 @@ def rows_of(folder: Path) -> list[Row]:
 def latest(rows: list[Row], kind: str) -> list[Row]:
     """The last row of each step, in the order of steps: a resumed run writes some steps again."""
     return [row for _, row in sorted({row["step"]: row for row in rows if row["kind"] == kind}.items())]
+
+
+def trained_step(rows: list[Row]) -> int:
+    """The last step that a record says was trained."""
+    return max((row.get("step", 0) for row in rows if row["kind"] in ("report", "checkpoint", "validation")), default=0)
 
 
 def best_step(rows: list[Row], steps: list[int]) -> int | None:
@@ -218,9 +229,38 @@ def store_plan(
 def stored_plan(folder: Path) -> Stored:
     """The settings of the run in a folder."""
     path = folder / PLAN
-    if not path.is_file():
-        raise RunError(f"{folder}: this is no run folder ('{PLAN}' is missing)")
-    return build(Stored, parse(path.read_text(), str(path)))
+    try:
+        text = read_whole(path).decode()
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunError(f"{folder}: this is no run folder ('{PLAN}' is missing)") from None
+    except OSError as fault:
+        raise RunError(f"{path}: cannot be read: {fault.strerror}") from None
+    except UnicodeDecodeError:
+        raise RunError(f"{path}: is not text, so it is damaged; put the file back as it was") from None
+    stored = build(Stored, parse(text, str(path)))
+    _check_trained_recipe(stored.recipe, folder, path)
+    return stored
+
+
+def _check_trained_recipe(recipe: Recipe, folder: Path, path: Path) -> None:
+    """Refuse a plan.yaml whose recipe is not the one that the run's newest checkpoint was trained by."""
+    trained = checkpoint.recipe_text(folder / "checkpoints")
+    if trained is None:
+        return
+    where, text = trained
+    changed = recipe_changes(build(Recipe, parse(text, str(where))), recipe)
+    if changed:
+        more = f"; and {len(changed) - 5} more" if len(changed) > 5 else ""
+        raise RunError(
+            f"{path}: this is not the recipe that was trained, which is in {where}; {'; '.join(changed[:5])}{more}; "
+            f"put it back as it was, or train another run with --out and init.from={folder}"
+        )
+
+
+def recipe_changes(old: Recipe, new: Recipe) -> list[str]:
+    """What differs between two recipes for the same run: what is said about them, and when to give up, may change."""
+    free = ("about:", "published:", "source:", "data.max_bad:")
+    return [line for line in changes(old, new) if not line.startswith(free)]
 
 
 def numbers_of(plan: Plan) -> Row:

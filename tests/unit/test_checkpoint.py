@@ -12,7 +12,7 @@ import pytest
 
 from paceline import checkpoint
 from paceline.checkpoint import MANIFEST
-from paceline.errors import Broken, RunError
+from paceline.errors import Broken, Damaged, RunError
 
 FILES = {"state.json": b'{"step": 3}', "network.safetensors": bytes(range(256)) * 4, "empty.bin": b""}
 
@@ -38,6 +38,14 @@ def test_saved_steps_are_those_with_a_folder_oldest_first(tmp_path: Path) -> Non
     assert checkpoint.saved_steps(tmp_path) == [0, 5, 20, 100]
 
 
+def test_the_same_bytes_written_again_leave_the_old_ones_in_place(tmp_path: Path) -> None:
+    path = checkpoint.write(tmp_path, 3, FILES)
+    before = path.stat().st_ino
+    checkpoint.write(tmp_path, 3, FILES)
+    assert path.stat().st_ino == before
+    assert names(tmp_path) == ["step-000000003"]
+
+
 def test_the_same_step_written_again_replaces_the_old_one(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, 3, {"state.json": b"old", "gone.bin": b"x"})
     path = checkpoint.write(tmp_path, 3, FILES)
@@ -51,35 +59,76 @@ def test_the_same_step_written_again_replaces_the_old_one(tmp_path: Path) -> Non
         ("cut", "network.safetensors", "has 1,023 bytes instead of 1,024"),
         ("grown", "empty.bin", "has 1 bytes instead of 0"),
         ("flipped", "network.safetensors", "its content is not what was written"),
-        ("missing", "state.json", "cannot be read: No such file or directory"),
+        ("missing", "state.json", "No such file or directory"),
+        ("pipe", "state.json", "is not a file"),
+        ("folder", "state.json", "is not a file"),
     ],
 )
 def test_a_damaged_file_is_named(damage: str, name: str, message: str, tmp_path: Path) -> None:
     path = checkpoint.write(tmp_path, 3, FILES)
     content = FILES[name]
-    if damage == "missing":
+    if damage in ("missing", "pipe", "folder"):
         (path / name).unlink()
+        if damage == "pipe":
+            os.mkfifo(path / name)
+        elif damage == "folder":
+            (path / name).mkdir()
     else:
         changed = {"cut": content[:-1], "grown": content + b"x", "flipped": b"\x01" + content[1:]}
         (path / name).write_bytes(changed[damage])
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(Damaged) as caught:
         checkpoint.read(path)
     assert str(caught.value) == f"{path / name}: {message}"
 
 
 @pytest.mark.parametrize(
     "text",
-    [None, "", "{", "[]", "3", '{"format": 2, "files": {}}', '{"format": 1}', '{"format": 1, "files": {"../x": {}}}'],
-)
-def test_a_missing_or_damaged_manifest_is_named(text: str | None, tmp_path: Path) -> None:
+    ["", "{", "[]", "3", "[" * 10_000, '{"format": "x", "files": {}}', '{"format": 1}', '{"format": 1, "files": []}',
+     '{"format": 1, "files": {"../x": {}}}', '{"format": 1, "files": {"x": {"bytes": "1", "sha256": ""}}}'],
+)  # fmt: skip
+def test_a_damaged_manifest_is_named(text: str, tmp_path: Path) -> None:
     path = checkpoint.write(tmp_path, 3, FILES)
-    if text is None:
-        (path / MANIFEST).unlink()
-    else:
-        (path / MANIFEST).write_text(text)
-    with pytest.raises(RunError) as caught:
+    (path / MANIFEST).write_text(text)
+    with pytest.raises(Damaged) as caught:
         checkpoint.read(path)
-    assert str(caught.value) == f"{path}: the manifest is missing or damaged"
+    assert str(caught.value) == f"{path / MANIFEST}: is no manifest of a checkpoint"
+
+
+def test_a_missing_manifest_is_named(tmp_path: Path) -> None:
+    path = checkpoint.write(tmp_path, 3, FILES)
+    (path / MANIFEST).unlink()
+    with pytest.raises(Damaged, match=r"manifest\.json: No such file or directory"):
+        checkpoint.read(path)
+
+
+def test_a_manifest_of_another_version_is_not_damage(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, 3, FILES)
+    path = checkpoint.write(tmp_path, 6, FILES)
+    (path / MANIFEST).write_text('{"format": 2, "what": "comes"}')
+    with pytest.raises(
+        RunError, match=r"another version of Paceline \(its format is 2, this version reads 1\)"
+    ) as caught:
+        checkpoint.newest_intact(tmp_path, refuse)
+    assert not isinstance(caught.value, Damaged)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.EMFILE])
+@pytest.mark.parametrize("name", ["manifest.json", "network.safetensors"])
+def test_a_file_that_cannot_be_read_is_not_damage(
+    number: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (3, 6):
+        checkpoint.write(tmp_path, step, FILES)
+
+    def fails(path: Path) -> bytes:
+        if path == tmp_path / "step-000000006" / name:
+            raise OSError(number, os.strerror(number))
+        return path.read_bytes()
+
+    monkeypatch.setattr(checkpoint, "read_whole", fails)
+    with pytest.raises(RunError, match=f"{name}: cannot be read: {os.strerror(number)}; nothing was changed") as caught:
+        checkpoint.newest_intact(tmp_path, refuse)
+    assert not isinstance(caught.value, Damaged)
 
 
 def test_one_flipped_bit_of_a_manifest_gives_the_same_files_or_a_clear_fault(tmp_path: Path) -> None:

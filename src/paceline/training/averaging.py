@@ -15,7 +15,7 @@ from safetensors.torch import save as safetensors_bytes
 
 from paceline import checkpoint
 from paceline.device import widest_float
-from paceline.errors import RunError
+from paceline.errors import Damaged, RunError
 from paceline.job import Job
 from paceline.optim.averages import StateDict, average_networks
 from paceline.record import Row, json_text, latest
@@ -50,7 +50,7 @@ class AveragedNetwork:
     tensors: StateDict = field(default_factory=dict)
     last: checkpoint.CheckpointFiles = field(default_factory=dict)
     """The files of the last checkpoint in it."""
-    faults: list[RunError] = field(default_factory=list)
+    faults: list[Damaged] = field(default_factory=list)
     """What is wrong with the checkpoints that are not in it."""
 
 
@@ -89,7 +89,7 @@ def _average_checkpoints(folder: Path, last: int | None, method: Method) -> Aver
         steps = steps_to_average(folder, last)
         average = read_and_average(folder / "checkpoints", steps, method)
         missing = [step for step in steps if step not in average.steps]
-        if all((folder / "checkpoints" / checkpoint.name_of(step)).is_dir() for step in missing):
+        if not any(checkpoint.is_gone(folder / "checkpoints" / checkpoint.name_of(step)) for step in missing):
             break
     if not average.steps:
         raise RunError(f"{folder}: no checkpoint of a trained step is intact; continue with: paceline resume {folder}")
@@ -97,14 +97,14 @@ def _average_checkpoints(folder: Path, last: int | None, method: Method) -> Aver
 
 
 def read_and_average(folder: Path, steps: list[int], method: Method) -> AveragedNetwork:
-    """Average the checkpoints of these steps, passing over those that cannot be read; each is read once."""
+    """Average the checkpoints of these steps, passing over damaged ones; each is read once."""
     average = AveragedNetwork()
 
     def networks() -> Iterator[StateDict]:
         for step in steps:
             try:
                 average.last = checkpoint.read(folder / checkpoint.name_of(step))
-            except RunError as fault:
+            except Damaged as fault:
                 average.faults.append(fault)
             else:
                 average.steps.append(step)

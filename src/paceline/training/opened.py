@@ -19,7 +19,7 @@ from paceline.data.index.image_header import parse_header
 from paceline.data.index.table import Flag
 from paceline.data.load.decode import decode_into
 from paceline.data.load.shapes import CLASSES as SHAPES_CLASSES
-from paceline.errors import RunError
+from paceline.errors import Damaged
 from paceline.facts import DataFacts
 from paceline.model.build import build_network
 from paceline.model.network import Network
@@ -81,7 +81,7 @@ def open_run(folder: Path, which: str | None = None) -> OpenedRun:
     """Open the network of a run: of its newest intact checkpoint, of a step, or of the 'best' one."""
     recipe = stored_plan(folder).recipe
     assert recipe.data is not None, "plan.yaml names the data that were found"
-    damaged: list[RunError] = []
+    damaged: list[Damaged] = []
     chosen = checkpoint.first_intact(
         folder / "checkpoints", lambda: steps_to_evaluate(folder, Selection(which)), damaged.append
     )

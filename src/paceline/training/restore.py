@@ -11,23 +11,35 @@ from torch import Tensor
 
 from paceline import checkpoint
 from paceline.errors import RunError
+from paceline.record import Run, trained_step
 from paceline.training.session import Session
 from paceline.training.state import State, broadcast_state, initialize_state
 
 
 def restore_newest(session: Session) -> None:
-    """Let the state be that of the newest intact checkpoint, or the initial one."""
+    """Let the state be that of the newest intact checkpoint, or the initial one of a run that has not trained yet."""
     run, state = session.run, session.state
     if session.world.first:
-        checkpoint.clear_leftovers(run.checkpoints)
         newest = checkpoint.newest_intact(
             run.checkpoints, lambda fault: run.note(f"damaged, taking the one before it: {fault}", warning=True)
         )
         if newest is not None:
             load_files(state, newest[1], checkpoint.name_of(newest[0]))
-        elif adoption := initialize_state(state, session.plan):
-            run.note(str(adoption))
+        else:
+            _check_untrained(run)
+            if adoption := initialize_state(state, session.plan):
+                run.note(str(adoption))
+        checkpoint.clear_leftovers(run.checkpoints)
     broadcast_state(session.world, state)
+
+
+def _check_untrained(run: Run) -> None:
+    """Refuse to train a run from the beginning whose checkpoints of trained steps are damaged or gone."""
+    if trained := max([trained_step(run.rows()), *checkpoint.saved_steps(run.checkpoints)]):
+        raise RunError(
+            f"{run.checkpoints}: no intact checkpoint is left of this run, which has trained {trained:,} steps; put "
+            "its checkpoints back, or train it again in another folder with --out"
+        )
 
 
 def load_checkpoint(session: Session, step: int, files: checkpoint.CheckpointFiles | None) -> None:

@@ -13,6 +13,7 @@ from paceline import checkpoint
 from paceline.errors import Broken, DataError, ReadFailed
 from paceline.planning import Plan
 from paceline.record import Row, best_step, json_text
+from paceline.settings.read import dump
 from paceline.sink.console import NOT_FINITE
 from paceline.training.reports import longest_streak
 from paceline.training.requests import Stopped
@@ -26,11 +27,13 @@ def save(session: Session) -> None:
     if not run.writes:
         return
     start = time.perf_counter()
-    files = to_files(state)
+    files = to_files(state) | {checkpoint.RECIPE: dump(plan.recipe).encode()}
     checkpoint.write(run.checkpoints, state.step, files)
-    # Later steps than this one are damaged, or this run would have continued from them.
-    saved = [step for step in checkpoint.saved_steps(run.checkpoints) if step <= state.step]
-    checkpoint.prune(run.checkpoints, to_keep(plan, saved, run.rows()))
+    # Later steps than this one are damaged, or this run would have continued from them: they stay until the run has
+    # saved the same step again, in case somebody can mend them.
+    saved = checkpoint.saved_steps(run.checkpoints)
+    earlier = [step for step in saved if step <= state.step]
+    checkpoint.prune(run.checkpoints, to_keep(plan, earlier, run.rows()) | (set(saved) - set(earlier)))
     run.write(
         "checkpoint",
         step=state.step,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline import checkpoint
 from paceline.data.load.quarantine import QUARANTINE, quarantined
-from paceline.errors import RunError
+from paceline.errors import Damaged, RunError
 from paceline.job import Job
 from paceline.record import Row
 from paceline.sink.csv import write_tables
@@ -66,7 +66,7 @@ def _load_each(session: Session, selection: Selection, notes: list[str]) -> Iter
     """
     world, run = session.world, session.run
 
-    def damaged(fault: RunError) -> None:
+    def damaged(fault: Damaged) -> None:
         notes.append(f"passed over: {fault}")
 
     def choose() -> list[int]:
@@ -86,7 +86,9 @@ def _load_each(session: Session, selection: Selection, notes: list[str]) -> Iter
             try:
                 files = checkpoint.read(run.checkpoints / checkpoint.name_of(step))
             except RunError as fault:
-                gone = not (run.checkpoints / checkpoint.name_of(step)).is_dir()
+                gone = checkpoint.is_gone(run.checkpoints / checkpoint.name_of(step))
+                if not gone and not isinstance(fault, Damaged):
+                    raise
                 notes.append(
                     f"passed over: step {step}, whose checkpoint was removed meanwhile"
                     if gone
