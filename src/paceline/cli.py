@@ -164,7 +164,7 @@ def replay(
     run: RunFolder, step: Annotated[int, typer.Option("--step", metavar="S", help="The step to look into.")],
     settings: OnWords = None, data: DataFolder = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Repeat one step and name the first layer that is not finite."""
+    """Replay one step and name the first layer that is not finite."""
     from paceline.command import replay as verb
 
     raise typer.Exit(verb.run(run, settings or [], step, data, json))

@@ -1,4 +1,4 @@
-"""paceline replay: takes one step of a run again and names the first layer that is not finite."""
+"""paceline replay: replays one step of a run and names the first layer that is not finite."""
 
 from __future__ import annotations
 
