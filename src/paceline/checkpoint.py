@@ -31,7 +31,7 @@ def saved_steps(folder: Path) -> list[int]:
     """The steps that have a checkpoint folder, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(int(found[1]) for child in folder.iterdir() if (found := _NAME.fullmatch(child.name)))
+    return sorted(int(match[1]) for child in folder.iterdir() if (match := _NAME.fullmatch(child.name)))
 
 
 def write(folder: Path, step: int, files: CheckpointFiles) -> Path:
@@ -61,8 +61,8 @@ def write_to(final: Path, step: int, files: CheckpointFiles) -> Path:
     except OSError as fault:
         shutil.rmtree(part, ignore_errors=True)
         good = saved_steps(folder)
-        kept = f"; the newest one is {name_of(good[-1])}" if good else ""
-        raise Broken(f"{final}: the checkpoint cannot be written: {fault.strerror}{kept}") from None
+        newest = f"; the newest one is {name_of(good[-1])}" if good else ""
+        raise Broken(f"{final}: the checkpoint cannot be written: {fault.strerror}{newest}") from None
     return final
 
 

@@ -214,7 +214,7 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
     if test is not None:
         if data is not None:
             raise SpecError(f"--data {data} and --test {test}: only one of them can be evaluated; leave one out")
-        settings: Data = _settings_to_judge(folder, recipe.data, test)
+        settings: Data = _settings_to_evaluate(folder, recipe.data, test)
         place: Path | None = test
     else:
         try:
@@ -237,7 +237,7 @@ def _without_labels(recipe: Recipe) -> Recipe:
     )
 
 
-def _settings_to_judge(folder: Path, data: Data | None, test: Path) -> Files:
+def _settings_to_evaluate(folder: Path, data: Data | None, test: Path) -> Files:
     """Other images than a run's own, with its classes."""
     names = trained_classes(folder)
     if not isinstance(data, Files) or names is None:

@@ -177,9 +177,9 @@ def latest(rows: list[Row], kind: str) -> list[Row]:
 
 
 def best_step(rows: list[Row], steps: list[int]) -> int | None:
-    """The step among `steps` with the best validation accuracy, the earliest of equals; None where none was judged."""
-    judged = [row for row in latest(rows, "validation") if row["step"] in steps]
-    return max(judged, key=lambda row: (row["top1"], -row["step"]))["step"] if judged else None
+    """The step among `steps` with the best validation accuracy, the earliest of equals, if any has one."""
+    validations = [row for row in latest(rows, "validation") if row["step"] in steps]
+    return max(validations, key=lambda row: (row["top1"], -row["step"]))["step"] if validations else None
 
 
 def _torn(path: Path) -> bool:
@@ -291,7 +291,7 @@ def _commit() -> str | None:
             [*git, "ls-files", "--error-unmatch", here.name], capture_output=True, check=False
         ).returncode:
             return None  # installed inside somebody else's repository
-        done = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=False)
+        description = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return description.stdout.strip() or None

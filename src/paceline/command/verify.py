@@ -49,10 +49,10 @@ def run(recipe: str | None, words: list[str], data: Path | None, steps: int, ful
     if any(word.startswith("on.") for word in words):
         raise SpecError("verify chooses the placements itself; leave the on.* words out")
     settings, _ = read_recipe(name, words)
-    found, folder = locate.locate(settings.data, locate.given_folder(data))
+    data_settings, folder = locate.locate(settings.data, locate.given_folder(data))
     # What the end of a run averages is on disk: the proof is of what is trained.
     average = settings.average.model_copy(update={"last": None})
-    settings = settings.model_copy(update={"data": found, "average": average})
+    settings = settings.model_copy(update={"data": data_settings, "average": average})
     _job(settings, Layout("whole", 1, settings.global_batch), "fp64")  # refuses what no layout could run
     settings, shrunk = (settings, []) if full else shrink(settings)
     steps = min(steps, _job(settings, Layout("whole", 1, settings.global_batch), "fp64").plan.steps)
@@ -85,7 +85,7 @@ def run(recipe: str | None, words: list[str], data: Path | None, steps: int, ful
 def shrink(recipe: Recipe) -> tuple[Recipe, list[str]]:
     """The smallest recipe with as many norm groups a step (at most two), where it is large; and what changed."""
     changes: dict[str, Any] = {}
-    told = []
+    notes = []
     if recipe.global_batch > 128:
         norm = recipe.norm_batch or recipe.global_batch
         # Near 16: smaller groups would measure rounding, larger ones only take longer.
@@ -95,18 +95,18 @@ def shrink(recipe: Recipe) -> tuple[Recipe, list[str]]:
         near = min((d for d in range(least, norm + 1) if norm % d == 0 and d % block == 0), key=lambda d: abs(d - 16))
         batch = near if norm == recipe.global_batch else 2 * near
         changes |= {"global_batch": batch, "norm_batch": near}
-        told.append(f"global_batch {recipe.global_batch} -> {batch}, norm_batch {norm} -> {near}")
+        notes.append(f"global_batch {recipe.global_batch} -> {batch}, norm_batch {norm} -> {near}")
     small = max(32, tables.smallest_side(recipe.model))
     if isinstance(recipe.data, Made | Files) and recipe.data.side > small:
-        other = {"name": "generated"} if isinstance(recipe.data, Made) else _judged_smaller(recipe.data, small)
+        other = {"name": "generated"} if isinstance(recipe.data, Made) else _smaller_evaluation(recipe.data, small)
         changes["data"] = recipe.data.model_copy(update={"side": small, **other})
-        told.append(f"image side {recipe.data.side} -> {small}")
+        notes.append(f"image side {recipe.data.side} -> {small}")
         changes["augment"] = _shrunk(recipe.augment, small / recipe.data.side, tables.smallest_side(recipe.model))
-    return recipe.model_copy(update=changes), told
+    return recipe.model_copy(update=changes), notes
 
 
-def _judged_smaller(data: Files, side: int) -> dict[str, Any]:
-    """What is given in pixels of how validation images in files are judged."""
+def _smaller_evaluation(data: Files, side: int) -> dict[str, Any]:
+    """What is given in pixels of how validation images in files are evaluated."""
     how = data.evaluation
     if isinstance(how, Center) and how.short:
         how = Center(name="center", short=max(side, how.short * side // data.side))
@@ -205,23 +205,23 @@ def _compare(
         for layout, row in zip(layouts, rows, strict=True):
             for precision, start in (("fp64", ""), ("fp32", "float32_")):
                 outcome = trial(f"{layout.label}, {precision}").finish(_job(recipe, layout, precision).plan)
-                found = compare_outcomes(first.setdefault(precision, outcome), outcome)
-                row.update({start + part: value for part, value in found.items()})
+                differences = compare_outcomes(first.setdefault(precision, outcome), outcome)
+                row.update({start + part: value for part, value in differences.items()})
         resumed = []
         for other in (layouts[0], layouts[-1]):
             again = trial(f"killed on '{layouts[0].label}', resumed on '{other.label}'")
             killed_at = again.kill_after(_job(recipe, layouts[0], "fp64").plan, steps // 2)
             outcome = again.finish(_job(recipe, other, "fp64").plan)
-            found = compare_outcomes(first["fp64"], outcome)
+            differences = compare_outcomes(first["fp64"], outcome)
             same = other == layouts[0]
-            bitwise = max(found.values()) == 0.0
+            bitwise = max(differences.values()) == 0.0
             resumed.append(
                 {
                     "resumed_on": other.label,
                     "killed_after_step": killed_at,
                     "same_layout": same,
                     "bitwise": bitwise,
-                    **found,
+                    **differences,
                 }
             )
     return rows, resumed

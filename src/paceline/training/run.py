@@ -12,7 +12,7 @@ from rich.console import Console
 from paceline.data.inspect.advice import InputAdvice
 from paceline.errors import INTERRUPTED, Broken, UserError
 from paceline.job import Job
-from paceline.launch import OURS
+from paceline.launch import MESSAGES_FOLDER
 from paceline.planning import Plan
 from paceline.reconcile import fits, mixes
 from paceline.record import Row, Run, start_row
@@ -61,8 +61,8 @@ def _train(session: Session, job: Job, console: Console, command: list[str]) -> 
     if done:
         average_at_end(session)
     run.write("end" if done else "interrupted", step=state.step)
-    if not done and world.first and OURS in os.environ:
-        Path(os.environ[OURS], "interrupted").touch()
+    if not done and world.first and MESSAGES_FOLDER in os.environ:
+        Path(os.environ[MESSAGES_FOLDER], "interrupted").touch()
     return 0 if done else INTERRUPTED
 
 
