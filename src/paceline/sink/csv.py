@@ -10,7 +10,7 @@ from rich.console import Console
 
 from paceline.errors import Broken
 from paceline.planning import Plan
-from paceline.record import Row, Run, latest
+from paceline.record import Row, Run, Sink, latest
 
 TRAINING = {
     "step": "step",
@@ -41,7 +41,7 @@ TABLES = {"report": ("training", TRAINING), "validation": ("validation", VALIDAT
 _PERCENT = {"last_top1", "top1"}
 
 
-class CsvSink:
+class CsvSink(Sink):
     """Two tables beside the record. Each start writes them anew, so that a resumed run has every row once."""
 
     def __init__(self, _plan: Plan, run: Run, _console: Console) -> None:
@@ -53,9 +53,6 @@ class CsvSink:
         if row["kind"] in TABLES:
             name, columns = TABLES[row["kind"]]
             _write(self._folder / f"{name}.csv", "a", [_cells(self._folder, columns, row)])
-
-    def progress(self, _what: str, _done: int, _total: int) -> None:
-        """The tables have rows only."""
 
 
 def write_tables(folder: Path, rows: list[Row]) -> None:

@@ -8,12 +8,12 @@ from rich.console import Console
 
 from paceline.errors import Broken
 from paceline.planning import Plan
-from paceline.record import Row, Run
+from paceline.record import Row, Run, Sink
 
 LOG = "log.txt"
 
 
-class LogSink:
+class LogSink(Sink):
     """Appends lines to the log of a run."""
 
     def __init__(self, plan: Plan, run: Run, _console: Console) -> None:
@@ -31,9 +31,6 @@ class LogSink:
                 self._append(row["text"])
             case _:
                 pass
-
-    def progress(self, _what: str, _done: int, _total: int) -> None:
-        """The log has rows only."""
 
     def _append(self, line: str) -> None:
         try:
