@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import traceback
 from collections.abc import Callable, Generator, Iterator
@@ -21,7 +22,7 @@ from paceline.augment.pipeline import training_side
 from paceline.augment.resized_crop import evaluation_boxes, training_boxes
 from paceline.data.index.fingerprint import digest_of
 from paceline.data.index.table import Flag
-from paceline.data.load.batches import HostInputs, MicroBatch, StepBatches, ahead, endless, fill_up, host_inputs
+from paceline.data.load.batches import HostInputs, MicroBatch, StepBatches, ahead, fill_up, host_inputs
 from paceline.data.load.cache import Cache
 from paceline.data.load.decode import Undecodable, decode_into
 from paceline.data.load.image_files import ImageFiles
@@ -171,7 +172,7 @@ class FileLoader:
             return list(zip(finishes, host_inputs(plan, batches, self._device), strict=True))
 
         try:
-            with closing(ahead(endless(submit, start), max(1, min(8, IMAGES_AHEAD // per_step)))) as steps:
+            with closing(ahead(map(submit, itertools.count(start)), max(1, min(8, IMAGES_AHEAD // per_step)))) as steps:
                 for step in steps:
                     yield [inputs.batch(*finish()) for finish, inputs in step]
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -14,7 +15,7 @@ from paceline.augment.crop import center_offsets, crop, draw_offsets, pad
 from paceline.augment.flip import draw_flips
 from paceline.augment.pipeline import Draws, draw_each
 from paceline.data.load.arrays import Source, Split
-from paceline.data.load.batches import HostInputs, MicroBatch, StepBatches, ahead, endless, fill_up, host_inputs
+from paceline.data.load.batches import HostInputs, MicroBatch, StepBatches, ahead, fill_up, host_inputs
 from paceline.data.load.order import evaluation_images, micro_batch_positions, training_order
 from paceline.device import pinned, to_device
 from paceline.numpy_types import Int64s
@@ -54,7 +55,7 @@ class OnDeviceLoader:
             rows = np.vstack([positions, images, offsets, flipped])
             return pinned(rows, self._device), draw_each(plan, batches, self._device)
 
-        with closing(ahead(endless(prepare, 0))) as chunks:
+        with closing(ahead(map(prepare, itertools.count(0)))) as chunks:
             for rows, draws in chunks:
                 positions, *drawn = rows.to(self._device, non_blocking=True)
                 cropped = (*self._crop(self._training, drawn), positions)
@@ -107,7 +108,7 @@ class HostLoader:
                 batches = micro_batch_positions(self._plan, step, self._replica)
                 return [pool.submit(prepare, batch, order.images(batch)).result for batch in batches]
 
-            with closing(ahead(endless(submit, start))) as steps:
+            with closing(ahead(map(submit, itertools.count(start)))) as steps:
                 for results in steps:
                     prepared = [result() for result in results]
                     yield [inputs.batch(*self._send(images, labels)) for images, labels, inputs in prepared]
@@ -154,7 +155,7 @@ class SyntheticLoader:
             inputs = host_inputs(plan, batches, self._device)
             return [(int(positions[0]), one) for positions, one in zip(batches, inputs, strict=True)]
 
-        with closing(ahead(endless(prepare, start))) as steps:
+        with closing(ahead(map(prepare, itertools.count(start)))) as steps:
             for step in steps:
                 yield [inputs.batch(*_slice(self._training, first, plan.micro_batch)) for first, inputs in step]
 
