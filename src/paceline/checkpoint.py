@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from paceline.errors import Broken, RunError
-from paceline.files import write_whole
+from paceline.files import disk_faults, write_whole
 
 MANIFEST, NETWORK, EMA = "manifest.json", "network.safetensors", "ema.safetensors"
 CheckpointFiles = dict[str, bytes]
@@ -77,10 +77,8 @@ def read(path: Path) -> CheckpointFiles:
         raise RunError(f"{path}: the manifest is missing or damaged") from None
     files = {}
     for name, written in listing.items():
-        try:
+        with disk_faults(RunError, path / name, "cannot be read"):
             content = (path / name).read_bytes()
-        except OSError as fault:
-            raise RunError(f"{path / name}: cannot be read: {fault.strerror}") from None
         if len(content) != written["bytes"]:
             raise RunError(f"{path / name}: has {len(content):,} bytes instead of {written['bytes']:,}")
         if hashlib.sha256(content).hexdigest() != written["sha256"]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from paceline.errors import DataError
+from paceline.errors import DataError, UserError
 
 UNFINISHED = "*.part"
 """Matches the temporary files that a killed process leaves behind."""
@@ -32,6 +32,15 @@ def new_file(path: Path, sync: bool = False) -> Iterator[IO[bytes]]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def disk_faults(kind: type[UserError], path: Path, what: str, more: str = "") -> Iterator[None]:
+    """Turn what the disk refuses inside into a fault such as 'PATH: cannot be read: Permission denied; MORE'."""
+    try:
+        yield
+    except OSError as fault:
+        raise kind(f"{path}: {what}: {fault.strerror or fault}{f'; {more}' if more else ''}") from None
 
 
 def write_whole(path: Path, content: bytes | str, sync: bool = False) -> None:

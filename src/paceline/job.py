@@ -14,6 +14,7 @@ from paceline.data.index import locate
 from paceline.data.index.fingerprint import FINGERPRINT, check_fingerprint, trained_classes, write_fingerprint
 from paceline.data.load.quarantine import QUARANTINE
 from paceline.errors import DataError, RunError, SpecError
+from paceline.files import disk_faults
 from paceline.launch import Launch, launched
 from paceline.machine import Machine, this_machine
 from paceline.model import tables
@@ -163,10 +164,8 @@ def prepare_folder(job: Job, folder: Path) -> None:
                 raise
         else:
             return
-    try:
+    with disk_faults(RunError, folder, "cannot be made", "choose another folder with --out"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as fault:
-        raise RunError(f"{folder}: cannot be made: {fault.strerror}; choose another folder with --out") from None
     store_plan(folder, job.plan, job.asked, job.data_folder, job.written, job.placed)
     write_fingerprint(folder, job.plan.data, job.data_folder)
 

@@ -17,7 +17,7 @@ from typing import IO, Any, Literal, Protocol
 
 from paceline import __version__
 from paceline.errors import Broken, RunError
-from paceline.files import write_whole
+from paceline.files import disk_faults, write_whole
 from paceline.machine import Machine
 from paceline.planning import Plan
 from paceline.settings.build import build
@@ -31,6 +31,8 @@ Row = dict[str, Any]
 
 PLAN, RECORD = "plan.yaml", "record.jsonl"
 Mode = Literal["own", "append", "read"]
+INTACT = "all checkpoints so far are intact"
+"""What to know when the disk refuses a row."""
 
 
 class Stored(Settings):
@@ -134,13 +136,11 @@ class Run:
 
     def _append(self, line: str) -> None:
         path = self.folder / RECORD
-        try:
+        with disk_faults(Broken, path, "cannot be written", INTACT):
             # A kill may have left half a line, which would spoil this one too; only the owner may cut it off.
             start = "\n" if _torn(path) else ""
             with path.open("a") as file:
                 file.write(f"{start}{line}\n")
-        except OSError as fault:
-            raise Broken(f"{path}: cannot be written: {fault.strerror}; all checkpoints so far are intact") from None
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
@@ -210,10 +210,8 @@ def store_plan(
     )
     numbers = "".join(f"#   {name}: {value}\n" for name, value in numbers_of(plan).items())
     path = folder / PLAN
-    try:
+    with disk_faults(RunError, path, "cannot be written"):
         write_whole(path, text + "# What follows from them at the first start:\n" + numbers)
-    except OSError as fault:
-        raise RunError(f"{path}: cannot be written: {fault.strerror}") from None
 
 
 def stored_plan(folder: Path) -> Stored:

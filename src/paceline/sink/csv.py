@@ -9,8 +9,9 @@ from typing import Any
 from rich.console import Console
 
 from paceline.errors import Broken
+from paceline.files import disk_faults
 from paceline.planning import Plan
-from paceline.record import Row, Run, Sink, latest
+from paceline.record import INTACT, Row, Run, Sink, latest
 
 TRAINING = {
     "step": "step",
@@ -68,8 +69,5 @@ def _cells(folder: Path, columns: dict[str, str], row: Row) -> list[Any]:
 
 
 def _write(path: Path, mode: str, lines: list[list[Any]]) -> None:
-    try:
-        with path.open(mode, newline="") as file:
-            csv.writer(file).writerows(lines)
-    except OSError as fault:
-        raise Broken(f"{path}: cannot be written: {fault.strerror}; all checkpoints so far are intact") from None
+    with disk_faults(Broken, path, "cannot be written", INTACT), path.open(mode, newline="") as file:
+        csv.writer(file).writerows(lines)

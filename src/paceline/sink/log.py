@@ -7,8 +7,9 @@ import time
 from rich.console import Console
 
 from paceline.errors import Broken
+from paceline.files import disk_faults
 from paceline.planning import Plan
-from paceline.record import Row, Run, Sink
+from paceline.record import INTACT, Row, Run, Sink
 
 LOG = "log.txt"
 
@@ -33,10 +34,5 @@ class LogSink(Sink):
                 pass
 
     def _append(self, line: str) -> None:
-        try:
-            with self._path.open("a") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
-        except OSError as fault:
-            raise Broken(
-                f"{self._path}: cannot be written: {fault.strerror}; all checkpoints so far are intact"
-            ) from None
+        with disk_faults(Broken, self._path, "cannot be written", INTACT), self._path.open("a") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")

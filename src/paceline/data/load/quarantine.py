@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.data.load.image_files import ImageFiles
 from paceline.errors import Broken, DataError
+from paceline.files import disk_faults
 
 QUARANTINE = "quarantine.jsonl"
 
@@ -79,11 +80,8 @@ class Quarantine:
     def _write(self, line: str) -> None:
         assert self.folder is not None
         path = self.folder / QUARANTINE
-        try:
-            with path.open("a") as file:  # one short write each: replicas share the file
-                file.write(line + "\n")
-        except OSError as fault:
-            raise Broken(f"{path}: cannot be written: {fault.strerror}; what was saved is whole") from None
+        with disk_faults(Broken, path, "cannot be written", "what was saved is whole"), path.open("a") as file:
+            file.write(line + "\n")  # one short write each: replicas share the file
 
     def _listed(self) -> set[tuple[str, int]]:
         return {(str(row["split"]), int(row["image"])) for row in quarantined(self.folder)} if self.folder else set()

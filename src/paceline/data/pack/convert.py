@@ -21,7 +21,7 @@ from paceline.data.pack import tiles
 from paceline.data.pack.transcode import read_encoded
 from paceline.data.pack.writer import splits_to_write
 from paceline.errors import DataError
-from paceline.files import new_file, write_whole
+from paceline.files import disk_faults, new_file, write_whole
 from paceline.progress import Progress
 
 _TARS = {"training": "train", "validation": "validation", "all": "all"}
@@ -158,9 +158,7 @@ def _refuse_empty_classes(index: Index) -> None:
 
 def _make_empty(out: Path) -> None:
     """Create the folder to write into; nothing else may be in it."""
-    try:
+    with disk_faults(DataError, out, "cannot be written"):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as fault:
-        raise DataError(f"{out}: cannot be written: {fault.strerror}") from None
     if any(out.iterdir()):
         raise DataError(f"{out}: this folder is not empty; write a new folder")

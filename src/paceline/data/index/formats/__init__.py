@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from paceline.data.index.table import ROW, Objects, Rows, Strings
 from paceline.errors import DataError
+from paceline.files import disk_faults
 
 SplitName = Literal["training", "validation", "all"]
 """`all` is data without a validation split of their own."""
@@ -111,11 +113,19 @@ _COMPRESSED = re.compile(r"\.t?gz$|\.tar\.\w+$", re.IGNORECASE)
 
 def visible_entries(folder: Path) -> Iterator[os.DirEntry[str]]:
     """What is in a folder, in no order, without hidden files and what a disk keeps at its root."""
-    try:
-        with os.scandir(folder) as entries:
-            yield from (entry for entry in entries if not entry.name.startswith(".") and entry.name != "lost+found")
-    except OSError as fault:
-        raise DataError(f"{folder}: cannot be read: {fault.strerror}") from None
+    with disk_faults(DataError, folder, "cannot be read"), os.scandir(folder) as entries:
+        yield from (entry for entry in entries if not entry.name.startswith(".") and entry.name != "lost+found")
+
+
+@contextmanager
+def open_shard(path: Path) -> Iterator[int]:
+    """The descriptor of a file that is read here and there."""
+    with disk_faults(DataError, path, "cannot be read"):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
 
 def holds_shards(folder: Path) -> bool:

@@ -24,6 +24,7 @@ from paceline.data.index.formats import (
 from paceline.data.index.image_header import read_header
 from paceline.data.index.table import Flag
 from paceline.errors import DataError
+from paceline.files import disk_faults
 
 KIND = "folder"
 FIRST_LABEL = 0
@@ -146,10 +147,8 @@ def _class_of(unit: ScanUnit) -> tuple[str, ...]:
 
 
 def _stamp(folder: Path) -> tuple[int, int]:
-    try:
+    with disk_faults(DataError, folder, "cannot be read"):
         return 0, folder.stat().st_mtime_ns
-    except OSError as fault:
-        raise DataError(f"{folder}: cannot be read: {fault.strerror}") from None
 
 
 def _folders(folder: Path) -> tuple[str, ...]:

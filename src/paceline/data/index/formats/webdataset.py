@@ -18,6 +18,7 @@ from paceline.data.index.formats import (
     UnitImages,
     as_label,
     empty_rows,
+    open_shard,
     shard_units,
     uncompressed_units,
     valid_objects,
@@ -68,14 +69,8 @@ class _Sample:
 def scan(folder: Path, unit: ScanUnit) -> UnitImages:
     """Find every sample of one tar that has an image."""
     path = folder / unit.name
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            everything = _samples(descriptor, path)
-        finally:
-            os.close(descriptor)
-    except OSError as fault:
-        raise DataError(f"{path}: cannot be read: {fault.strerror}") from None
+    with open_shard(path) as descriptor:
+        everything = _samples(descriptor, path)
     samples = [sample for sample in everything if sample.image is not None]
     without_image = sum(sample.image is None and sample.label != UNLABELED for sample in everything)
     objects = [_NO_OBJECTS if sample.objects is None else sample.objects for sample in samples]
