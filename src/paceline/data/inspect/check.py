@@ -16,7 +16,7 @@ from paceline.data.index.table import Flag, Index, Table
 from paceline.data.load.decode import MOST_PIXELS, Undecodable, decode_into
 from paceline.data.pack.transcode import read_encoded
 from paceline.errors import DataError
-from paceline.progress import Progress
+from paceline.progress import Progress, silent
 from paceline.settings.data import Files
 
 _CHUNK = 32
@@ -37,7 +37,7 @@ class BadImage:
 
 
 def find_bad_images(
-    index: Index, data: Files, threads: int, progress: Progress | None = None
+    index: Index, data: Files, threads: int, progress: Progress = silent
 ) -> Generator[BadImage, None, None]:
     """Decode every image once, whole, and yield each that cannot be decoded, in the order of the index."""
     chunks = [
@@ -56,8 +56,7 @@ def find_bad_images(
         for chunk, bad in zip(chunks, pool.map(lambda chunk: check_chunk(*chunk), chunks), strict=True):
             yield from bad
             done += len(chunk[2])
-            if progress is not None:
-                progress("decoding", done, total)
+            progress("decoding", done, total)
     finally:
         pool.shutdown(cancel_futures=True)  # a caller that stops early need not wait for the rest
 

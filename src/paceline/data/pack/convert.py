@@ -22,7 +22,7 @@ from paceline.data.pack.transcode import read_encoded
 from paceline.data.pack.writer import splits_to_write
 from paceline.errors import DataError
 from paceline.files import disk_faults, new_file, write_whole
-from paceline.progress import Progress
+from paceline.progress import Progress, silent
 
 _TARS = {"training": "train", "validation": "validation", "all": "all"}
 _FOLDERS = {"training": "train", "validation": "val", "all": ""}
@@ -43,7 +43,7 @@ class _NamedImage:
 
 
 def to_webdataset(
-    index: Index, out: Path, samples: int = 1024, shuffle: int | None = None, progress: Progress | None = None
+    index: Index, out: Path, samples: int = 1024, shuffle: int | None = None, progress: Progress = silent
 ) -> dict[str, Any]:
     """Write tars of so many samples each, in the order of keys or shuffled by a seed; returns their metadata."""
     _make_empty(out)
@@ -83,7 +83,7 @@ def _add_sample(tar: tarfile.TarFile, image: _NamedImage, table: Table) -> None:
         tar.addfile(header, io.BytesIO(content))
 
 
-def to_folder(index: Index, out: Path, progress: Progress | None = None) -> dict[str, Any]:
+def to_folder(index: Index, out: Path, progress: Progress = silent) -> dict[str, Any]:
     """Write files in class folders, below train/ and val/ where there are two splits; returns how many."""
     _refuse_empty_classes(index)
     _make_empty(out)
@@ -101,7 +101,7 @@ def to_folder(index: Index, out: Path, progress: Progress | None = None) -> dict
 
 
 def _images(
-    folder: Path, table: Table, class_folders: list[str], progress: Progress | None, split: str, order: list[int],
+    folder: Path, table: Table, class_folders: list[str], progress: Progress, split: str, order: list[int],
     dots: bool,
 ) -> Iterator[_NamedImage]:  # fmt: skip
     """The images in this order, each with a unique name; without `dots`, for readers to whom a dot ends the key."""
@@ -120,8 +120,7 @@ def _images(
         if int(row["flags"]) & Flag.TILED:
             encoded = tiles.remove_tile_lengths(encoded)
         yield _NamedImage(index, name, label, encoded)
-        if progress is not None:
-            progress(f"writing {split}", done, len(order))
+        progress(f"writing {split}", done, len(order))
 
 
 def _ending(encoded: bytes) -> str:

@@ -19,7 +19,7 @@ from paceline.data.index.formats import SplitName
 from paceline.data.index.table import ROW, Rows, Strings, Table
 from paceline.errors import DataError
 from paceline.files import new_file, read_exactly
-from paceline.progress import Progress
+from paceline.progress import Progress, silent
 
 PACK_VERSION = 1
 """Goes up when older versions of Paceline would read a pack wrongly."""
@@ -141,7 +141,7 @@ def finished_shard(path: Path, images: int) -> tuple[Rows, Checksums] | None:
     return stored.arrays["rows"], stored.arrays["checks"]
 
 
-def verify_pack(folder: Path, progress: Progress | None = None, threads: int = 4) -> int:
+def verify_pack(folder: Path, progress: Progress = silent, threads: int = 4) -> int:
     """Read every image of a pack and compare its checksum; returns the number of images."""
     names = packed_splits(folder)
     if not names:
@@ -152,8 +152,7 @@ def verify_pack(folder: Path, progress: Progress | None = None, threads: int = 4
         for count, bad in pool.map(lambda chunk: _verify_chunk(folder, *chunk), list(_chunks(splits))):
             done += count
             wrong += bad
-            if progress is not None:
-                progress("verifying", done, total)
+            progress("verifying", done, total)
     if wrong:
         raise DataError(
             f"{folder}: {len(wrong):,} of {total:,} images are not what was packed, the first is {wrong[0]}; remove "
