@@ -29,6 +29,8 @@ LIMIT = 1e-12
 """What float64 trials may differ by."""
 FIRST_LOSS_LIMIT = 1e-6
 """What the first loss of float32 trials may differ by; rounding grows in training, so later steps are only shown."""
+PARTS = ("loss", "weights", "statistics")
+"""What float64 trials are compared by."""
 ENOUGH = 5
 """Fewer layouts prove too little."""
 
@@ -147,7 +149,7 @@ def choose_layouts(recipe: Recipe) -> list[Layout]:
 
 def judge(rows: list[dict[str, Any]], resumed: list[dict[str, Any]]) -> dict[str, Any]:
     """Whether everything agrees, and the largest float64 difference seen."""
-    exact = [row[part] for row in [*rows, *resumed] for part in ("loss", "weights", "statistics")]
+    exact = [row[part] for row in [*rows, *resumed] for part in PARTS]
     passed = (
         len(rows) >= ENOUGH
         and all(value <= LIMIT for value in exact)
@@ -235,22 +237,17 @@ def _show(rows: list[dict[str, Any]], resumed: list[dict[str, Any]], verdict: di
     for column in ("float64: loss", "weights", "statistics", "float32: first loss", "all losses", ""):
         table.add_column(column, justify="right")
     for row in rows:
-        exact = max(row[part] for part in ("loss", "weights", "statistics")) <= LIMIT
-        good = exact and row["float32_first_loss"] <= FIRST_LOSS_LIMIT
+        good = _worst(row) <= LIMIT and row["float32_first_loss"] <= FIRST_LOSS_LIMIT
         table.add_row(
             row["layout"], f"{row['replicas']} x {row['micro_batch']}", str(row["rounds"]), row["norm"],
-            *(_small(row[part]) for part in ("loss", "weights", "statistics", "float32_first_loss", "float32_loss")),
+            *(_small(row[part]) for part in (*PARTS, "float32_first_loss", "float32_loss")),
             _mark(good),
         )  # fmt: skip
     out.print(table)
     out.print()
     for row in resumed:
-        good = row["bitwise"] if row["same_layout"] else max(row[p] for p in ("loss", "weights", "statistics")) <= LIMIT
-        how = (
-            "bit for bit the same"
-            if row["bitwise"]
-            else f"differs by {_small(max(row['loss'], row['weights'], row['statistics']))}"
-        )
+        good = row["bitwise"] if row["same_layout"] else _worst(row) <= LIMIT
+        how = "bit for bit the same" if row["bitwise"] else f"differs by {_small(_worst(row))}"
         where = "the same layout" if row["same_layout"] else f"'{row['resumed_on']}'"
         out.print(
             f"killed after step {row['killed_after_step']}, resumed on {where}: {how} {_mark(good)}", soft_wrap=True
@@ -263,6 +260,10 @@ def _conclusion(rows: list[dict[str, Any]], resumed: list[dict[str, Any]], verdi
     if verdict["passed"]:
         return f"[bold green]PASS[/bold green]: {len(rows)} layouts and {len(resumed)} resumes are one run; {worst}"
     return f"[bold red]FAIL[/bold red]: {len(rows)} layouts and {len(resumed)} resumes; {worst}"
+
+
+def _worst(row: dict[str, Any]) -> float:
+    return max(float(row[part]) for part in PARTS)
 
 
 def _small(value: float) -> str:

@@ -162,6 +162,11 @@ class Files(Settings):
             raise ValueError(f"class_names has {len(names)} names, and classes says {self.classes}; leave classes out")
         return self
 
+    @property
+    def turns(self) -> bool:
+        """Whether images are turned upright."""
+        return self.orientation == "honor"
+
     def bad_allowed(self, images: int) -> int:
         """How many of so many images may be damaged."""
         if self.max_bad is not None:

@@ -72,11 +72,10 @@ def _fault(index: Index, table: Table, image: int, data: Files) -> tuple[str, st
         encoded = _read(path, int(row["offset"]), int(row["length"]))
     except DataError as fault:
         return "cannot be read", str(fault).removeprefix(f"{path}: ")
-    turn = data.orientation == "honor"
-    whole = (0, 0, width, height) if turn and flags & Flag.ACROSS else (0, 0, height, width)
+    whole = (0, 0, width, height) if data.turns and flags & Flag.ACROSS else (0, 0, height, width)
     try:
         thumbnail = np.empty((_THUMBNAIL, _THUMBNAIL, 3), np.uint8)
-        decode_into(encoded, flags, width, height, whole, False, data.resize, thumbnail, turn=turn)
+        decode_into(encoded, flags, width, height, whole, False, data.resize, thumbnail, turn=data.turns)
     except Undecodable as fault:
         return _kind(row), str(fault)
     return None

@@ -82,7 +82,7 @@ class ChunkDecoder:
         try:
             decode_into(
                 split.read(index), flags, int(row["width"]), int(row["height"]), box, flip, self._data.resize, out,
-                decoder="pillow" if self._plan.placement.decoder == "pillow" else "fast", turn=_turns(self._data),
+                decoder="pillow" if self._plan.placement.decoder == "pillow" else "fast", turn=self._data.turns,
             )  # fmt: skip
         except Undecodable as fault:
             return str(fault)
@@ -296,9 +296,5 @@ def _sizes(plan: Plan, rows: NDArray[Any]) -> tuple[Int64s, Int64s]:
     """Widths and heights after an image was turned upright, where the data say so."""
     assert isinstance(plan.data, Files)
     widths, heights = rows["width"].astype(np.int64), rows["height"].astype(np.int64)
-    across = (rows["flags"] & Flag.ACROSS) > 0 if _turns(plan.data) else np.zeros(len(rows), bool)
+    across = (rows["flags"] & Flag.ACROSS) > 0 if plan.data.turns else np.zeros(len(rows), bool)
     return np.where(across, heights, widths), np.where(across, widths, heights)
-
-
-def _turns(data: Files) -> bool:
-    return data.orientation == "honor"

@@ -123,7 +123,7 @@ class NvjpegLoader(FileLoader):
     def _can(self, row: Any, encoded: bytes) -> bool:
         """Whether the accelerator may decode an image: it would not notice that a file is cut short, or too large."""
         flags, (height, width) = int(row["flags"]), _size(row)
-        turned = self._data.orientation == "honor" and flags & Flag.TURNED
+        turned = self._data.turns and flags & Flag.TURNED
         good = bool(flags & Flag.JPEG) and not flags & Flag.OTHER_LABEL and height * width <= MOST_PIXELS
         return good and not turned and encoded.endswith(END)
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.augment.crop import center_offsets, crop, draw_offsets, pad
+from paceline.augment.crop import crop, draw_offsets, pad
 from paceline.augment.flip import draw_flips
 from paceline.augment.pipeline import Draws, draw_each
 from paceline.data.load.arrays import Source, Split
@@ -71,7 +71,7 @@ class OnDeviceLoader:
         """Every image once; the last batch is filled up to keep one shape."""
         for indices in evaluation_images(self._plan, self._replica):
             filled = fill_up(indices, self._plan.evaluation_batch)
-            offsets = center_offsets(self._plan.recipe.augment, len(filled))
+            offsets = np.full((2, len(filled)), self._plan.recipe.augment.pad)  # these crop the padding off again
             drawn = to_device(np.vstack([filled, offsets, np.zeros_like(filled)]), self._device)
             yield MicroBatch(*self._crop(self._validation, list(drawn)), len(indices))
 

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.index.table import ROW, Objects, Rows, Strings
+from paceline.data.index.table import Objects, Rows, Strings
 from paceline.errors import DataError
 from paceline.files import disk_faults
 
@@ -181,8 +181,3 @@ def first_few(names: Sequence[str]) -> str:
 def as_label(value: int) -> int:
     """A label that fits a row; a number that does not fit is no label."""
     return value if abs(value) < 1 << 31 else UNLABELED
-
-
-def empty_rows(count: int) -> Rows:
-    """Rows to be filled in."""
-    return np.zeros(count, ROW)

@@ -16,13 +16,12 @@ from paceline.data.index.formats import (
     ScanUnit,
     SplitName,
     UnitImages,
-    empty_rows,
     first_few,
     holds_shards,
     visible_entries,
 )
 from paceline.data.index.image_header import read_header
-from paceline.data.index.table import Flag
+from paceline.data.index.table import ROW, Flag
 from paceline.errors import DataError
 from paceline.files import disk_faults
 
@@ -97,7 +96,7 @@ def scan(folder: Path, unit: ScanUnit) -> UnitImages:
     names, others = _files(folder / unit.name)
     skipped = others if label_names else Counter({end: others[end] for end in others if end not in _TEXTS})
     chunks = [names[start : start + _CHUNK] for start in range(0, len(names), _CHUNK)]
-    rows = empty_rows(len(names))
+    rows = np.zeros(len(names), ROW)
     if len(chunks) > 1:
         with ThreadPoolExecutor(_THREADS) as pool:
             read = pool.map(lambda chunk: _read_headers(folder / unit.name, chunk), chunks)

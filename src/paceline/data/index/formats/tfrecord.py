@@ -18,14 +18,13 @@ from paceline.data.index.formats import (
     ScanUnit,
     UnitImages,
     as_label,
-    empty_rows,
     open_shard,
     shard_units,
     uncompressed_units,
     valid_objects,
 )
 from paceline.data.index.image_header import HEADER_BYTES, read_header
-from paceline.data.index.table import Objects
+from paceline.data.index.table import ROW, Objects
 from paceline.errors import DataError
 
 KIND = "tfrecord"
@@ -75,7 +74,7 @@ def scan(folder: Path, unit: ScanUnit) -> UnitImages:
             images.append((start + first, last - first, 0, label, width, height, 0, len(boxes), int(flags)))
             keys.append(PurePosixPath(name).stem if name else f"{path.name}-{len(keys):08d}")
             objects.append(boxes)
-    rows = empty_rows(len(images))
+    rows = np.zeros(len(images), ROW)
     rows[:] = images
     rows["first_object"] = np.cumsum(rows["objects"], dtype=np.int64) - rows["objects"]
     return UnitImages(rows, [unit.name], keys, np.concatenate([np.zeros((0, 4), np.float32), *objects]))

@@ -17,14 +17,13 @@ from paceline.data.index.formats import (
     ScanUnit,
     UnitImages,
     as_label,
-    empty_rows,
     open_shard,
     shard_units,
     uncompressed_units,
     valid_objects,
 )
 from paceline.data.index.image_header import HEADER_BYTES, read_header
-from paceline.data.index.table import Objects
+from paceline.data.index.table import ROW, Objects
 from paceline.errors import DataError
 
 KIND = "webdataset"
@@ -74,7 +73,7 @@ def scan(folder: Path, unit: ScanUnit) -> UnitImages:
     samples = [sample for sample in everything if sample.image is not None]
     without_image = sum(sample.image is None and sample.label != UNLABELED for sample in everything)
     objects = [_NO_OBJECTS if sample.objects is None else sample.objects for sample in samples]
-    rows = empty_rows(len(samples))
+    rows = np.zeros(len(samples), ROW)
     if samples:
         columns = np.array([sample.image for sample in samples], np.uint64).T
         rows["offset"], rows["length"], rows["width"], rows["height"], rows["flags"] = columns
