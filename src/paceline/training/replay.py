@@ -105,12 +105,7 @@ def _named(plan: Plan, folder: Path | None, images: list[int]) -> list[dict[str,
         return [{"image": number} for number in images]
     assert folder is not None
     table = open_index(plan.data, folder).training
-    named: list[dict[str, str | int]] = []
-    for number in images:
-        row = table.rows[number]
-        path = table.shards[int(row["shard"])]
-        named.append({"image": number, "name": table.name(number), "path": path, "offset": int(row["offset"])})
-    return named
+    return [{"image": number, **table.place(number)} for number in images]
 
 
 def _first_not_finite(module: nn.Module, statistics: Statistics) -> str | None:

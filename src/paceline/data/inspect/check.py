@@ -67,9 +67,10 @@ def _fault(index: Index, table: Table, image: int, data: Files) -> tuple[str, st
     flags, width, height = int(row["flags"]), int(row["width"]), int(row["height"])
     if flags & Flag.OTHER_LABEL:
         return "label outside the classes", f"its label {int(row['label'])} is none of the {len(index.classes)} classes"
-    path = index.folder / table.shards[int(row["shard"])]
+    name, offset, length = table.span(image)
+    path = index.folder / name
     try:
-        encoded = _read(path, int(row["offset"]), int(row["length"]))
+        encoded = _read(path, offset, length)
     except DataError as fault:
         return "cannot be read", str(fault).removeprefix(f"{path}: ")
     whole = (0, 0, width, height) if data.turns and flags & Flag.ACROSS else (0, 0, height, width)

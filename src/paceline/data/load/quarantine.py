@@ -46,16 +46,8 @@ class Quarantine:
             self._bad.add(image)
             self._mended.discard(image)
             if new and self.folder is not None:
-                row = split.table.rows[index]
-                line = {
-                    "split": split.split,
-                    "image": index,
-                    "name": split.table.name(index),
-                    "path": split.table.shards[int(row["shard"])],
-                    "offset": int(row["offset"]),
-                    "reason": reason,
-                }
-                self._write(json.dumps(line))
+                row = {"split": split.split, "image": index, **split.table.place(index), "reason": reason}
+                self._write(json.dumps(row))
                 self._bad.update(self._listed() - self._mended)
             if len(self._bad) > self.most and is_bad is not None:
                 self._mended |= {one for one in self._earlier - {image} if not is_bad(*one)}

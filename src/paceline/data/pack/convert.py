@@ -116,7 +116,8 @@ def _images(
             copy += 1
             name = f"{start}-{copy}"
         used.add(name)
-        encoded = read_encoded(folder / table.shards[int(row["shard"])], int(row["offset"]), int(row["length"]))
+        path, offset, length = table.span(index)
+        encoded = read_encoded(folder / path, offset, length)
         if int(row["flags"]) & Flag.TILED:
             encoded = tiles.remove_tile_lengths(encoded)
         yield _NamedImage(index, name, label, encoded)

@@ -195,12 +195,10 @@ def _fill_row(rows: Rows, index: int, shard: int, offset: int, image: PackedImag
 
 def _source_images(folder: Path, plans: list[_ShardPlan], preset: LossyPreset | None) -> Iterator[SourceImage]:
     for plan in plans:
-        for row in plan.table.rows[plan.first : plan.last]:
-            path = folder / plan.table.shards[int(row["shard"])]
-            offset, length, width, height, flags = (
-                int(row[name]) for name in ("offset", "length", "width", "height", "flags")
-            )
-            yield SourceImage(str(path), offset, length, width, height, flags, preset)
+        for image in range(plan.first, plan.last):
+            path, offset, length = plan.table.span(image)
+            width, height, flags = (int(plan.table.rows[name][image]) for name in ("width", "height", "flags"))
+            yield SourceImage(str(folder / path), offset, length, width, height, flags, preset)
 
 
 def _merge(out: Path, split: str, table: Table, index: Index, plans: list[_ShardPlan]) -> PackedSplit:
