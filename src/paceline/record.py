@@ -48,7 +48,6 @@ class Sink(Protocol):
 
     def row(self, row: Row) -> None:
         """Take a row that was just written to the record."""
-        ...
 
     def progress(self, what: str, done: int, total: int) -> None:  # noqa: ARG002 - sinks that show it need them
         """Take how far something has come that has no row yet, steps of training or images of a validation; a sink

@@ -128,16 +128,13 @@ class Crops(Protocol):
     @property
     def side(self) -> int:
         """Height and width of the decoded images."""
-        ...
 
     @property
     def positions(self) -> Int64s | None:
         """Where training images stand in the endless list."""
-        ...
 
     def boxes(self, offsets: Int64s, indices: Int64s) -> tuple[NDArray[Any], Bools]:
         """The boxes of these images, and which are flipped; `offsets` are the places in the batch that they fill."""
-        ...
 
 
 class FileLoader:
