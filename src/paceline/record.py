@@ -17,7 +17,7 @@ from typing import IO, Any, Literal, Protocol
 
 from paceline import __version__
 from paceline.errors import Broken, RunError
-from paceline.files import disk_faults, write_whole
+from paceline.files import append_line, disk_faults, is_torn, read_rows, write_whole
 from paceline.machine import Machine
 from paceline.planning import Plan
 from paceline.settings.build import build
@@ -86,7 +86,9 @@ class Run:
         """Append a row to the record and hand it to the sinks; its numbers stay as they are, finite or not."""
         row = {"kind": kind, **values}
         if self.writes:
-            self._append(json_text(row))
+            path = self.folder / RECORD
+            with disk_faults(Broken, path, "cannot be written", INTACT):
+                append_line(path, json_text(row))  # only the owner may cut off what a kill left
             for sink in self.sinks:
                 sink.row(row)
         return row
@@ -133,14 +135,6 @@ class Run:
                 f"{self.folder}: cannot be written to: {fault.strerror}; choose another folder with --out"
             ) from None
 
-    def _append(self, line: str) -> None:
-        path = self.folder / RECORD
-        with disk_faults(Broken, path, "cannot be written", INTACT):
-            # A kill may have left half a line, which would spoil this one too; only the owner may cut it off.
-            start = "\n" if _torn(path) else ""
-            with path.open("a") as file:
-                file.write(f"{start}{line}\n")
-
 
 def json_text(value: Any, indent: int | None = None) -> str:
     """JSON, which knows neither NaN nor infinity: such a number is null."""
@@ -157,18 +151,7 @@ def _finite(value: Any) -> Any:
 
 def rows_of(folder: Path) -> list[Row]:
     """The rows of a run's record; a line that a kill left unfinished is passed over."""
-    path = folder / RECORD
-    if not path.is_file():
-        return []
-    rows = []
-    for line in path.read_text(errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+    return read_rows(folder / RECORD)
 
 
 def latest(rows: list[Row], kind: str) -> list[Row]:
@@ -182,18 +165,8 @@ def best_step(rows: list[Row], steps: list[int]) -> int | None:
     return max(validations, key=lambda row: (row["top1"], -row["step"]))["step"] if validations else None
 
 
-def _torn(path: Path) -> bool:
-    """Whether the last line of a file has no end."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        return file.read(1) not in (b"", b"\n")
-
-
 def _cut_torn_line(path: Path) -> None:
-    if not path.is_symlink() and _torn(path):
+    if not path.is_symlink() and is_torn(path):
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
