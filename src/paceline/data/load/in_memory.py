@@ -88,7 +88,6 @@ class HostLoader:
 
     def __init__(self, plan: Plan, source: Source, replica: int, device: torch.device) -> None:
         self._plan, self._source, self._replica, self._device = plan, source, replica, device
-        self._threads = plan.placement.loader_workers
 
     def training(self, start: int) -> StepBatches:
         """A thread prepares a whole micro-batch; steps come in order whichever thread is first."""
@@ -102,7 +101,7 @@ class HostLoader:
             (inputs,) = host_inputs(self._plan, [positions], self._device)
             return pinned(images, self._device), pinned(split.labels_of(indices), self._device), inputs
 
-        with ThreadPoolExecutor(self._threads) as pool:
+        with ThreadPoolExecutor(self._plan.placement.loader_workers) as pool:
 
             def submit(step: int) -> list[Callable[[], tuple[Tensor, Tensor, HostInputs]]]:
                 batches = micro_batch_positions(self._plan, step, self._replica)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from paceline import keyed
-from paceline.data.index.formats import first_few
+from paceline.data.index.formats import SPLIT_WORDS, first_few
 from paceline.data.index.formats.webdataset import TRUE_KEY
 from paceline.data.index.table import Flag, Index, Table
 from paceline.data.pack import tiles
@@ -27,8 +27,6 @@ from paceline.progress import Progress, silent
 _TARS = {"training": "train", "validation": "validation", "all": "all"}
 _FOLDERS = {"training": "train", "validation": "val", "all": ""}
 _ENDINGS = ((b"\x89PNG", "png"), (b"GIF8", "gif"), (b"RIFF", "webp"), (b"BM", "bmp"))
-_SPLIT_WORDS = {"train", "training", "val", "valid", "validation", "eval", "test"}
-"""Names of folders that mean a split, and so cannot be classes."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,8 @@ def _class_folders(classes: tuple[str, ...]) -> list[str]:
         padded = [name.zfill(width) for name in classes]
         if padded == sorted(set(padded)):
             return padded
-    ordinary = all(re.fullmatch(r"\w[\w ,.()'-]*", name) and name.lower() not in _SPLIT_WORDS for name in classes)
+    splits = {word for words in SPLIT_WORDS.values() for word in words}  # a folder called so would be no class
+    ordinary = all(re.fullmatch(r"\w[\w ,.()'-]*", name) and name.lower() not in splits for name in classes)
     if ordinary and list(classes) == sorted(set(classes)):
         return list(classes)
     width = len(str(len(classes)))

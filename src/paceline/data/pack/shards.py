@@ -30,6 +30,9 @@ SPLIT_NAMES: tuple[SplitName, ...] = ("training", "validation", "all")
 Checksums = NDArray[np.uint32]
 """The CRC-32 of each image's bytes."""
 
+_THREADS = 4
+_CHUNK = 1024
+"""Images that a thread verifies at a time."""
 _HEAD = b"paceline pack %03d\n"
 
 
@@ -141,14 +144,14 @@ def finished_shard(path: Path, images: int) -> tuple[Rows, Checksums] | None:
     return stored.arrays["rows"], stored.arrays["checks"]
 
 
-def verify_pack(folder: Path, progress: Progress = silent, threads: int = 4) -> int:
+def verify_pack(folder: Path, progress: Progress = silent) -> int:
     """Read every image of a pack and compare its checksum; returns the number of images."""
     names = packed_splits(folder)
     if not names:
         raise DataError(f"{folder}: there is no finished pack here; write one with paceline data pack SOURCE {folder}")
     splits = [read_split(folder, name) for name in names]
     total, done, wrong = sum(len(split.table) for split in splits), 0, list[str]()
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(_THREADS) as pool:
         for count, bad in pool.map(lambda chunk: _verify_chunk(folder, *chunk), list(_chunks(splits))):
             done += count
             wrong += bad
@@ -161,10 +164,10 @@ def verify_pack(folder: Path, progress: Progress = silent, threads: int = 4) -> 
     return total
 
 
-def _chunks(splits: Sequence[PackedSplit], images: int = 1024) -> Iterator[tuple[PackedSplit, range]]:
+def _chunks(splits: Sequence[PackedSplit]) -> Iterator[tuple[PackedSplit, range]]:
     for split in splits:
-        for start in range(0, len(split.table), images):
-            yield split, range(start, min(start + images, len(split.table)))
+        for start in range(0, len(split.table), _CHUNK):
+            yield split, range(start, min(start + _CHUNK, len(split.table)))
 
 
 def _verify_chunk(folder: Path, split: PackedSplit, images: range) -> tuple[int, list[str]]:

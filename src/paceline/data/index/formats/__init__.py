@@ -92,17 +92,18 @@ class Format(Protocol):
         """Notes for the user: how the files were read and what was skipped."""
 
 
-_SPLIT_WORDS: tuple[tuple[SplitName, str], ...] = (
-    ("training", r"train|training"),
-    ("validation", r"val|valid|validation|test|eval"),
-)
+SPLIT_WORDS: dict[SplitName, tuple[str, ...]] = {
+    "training": ("train", "training"),
+    "validation": ("val", "valid", "validation", "eval", "test"),
+}
+"""What a split is called; of several folders for validation the first counts: a test split often has no labels."""
 
 
 def split_of(path: str) -> SplitName:
     """The split that a shard's name, or else its folder's name, speaks of: 'train-00001.tar', 'val/0.tfrecord'."""
     for name in reversed(path.lower().split("/")):
-        for split, words in _SPLIT_WORDS:
-            if re.search(rf"(?<![a-z])({words})(?![a-z])", name):
+        for split, words in SPLIT_WORDS.items():
+            if re.search(rf"(?<![a-z])({'|'.join(words)})(?![a-z])", name):
                 return split
     return "all"
 

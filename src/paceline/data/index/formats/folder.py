@@ -12,6 +12,7 @@ import numpy as np
 
 from paceline.data.index.formats import (
     IMAGE_ENDINGS,
+    SPLIT_WORDS,
     UNLABELED,
     ScanUnit,
     SplitName,
@@ -28,9 +29,7 @@ from paceline.files import disk_faults
 KIND = "folder"
 FIRST_LABEL = 0
 
-_TRAINING = ("train", "training")
-_VALIDATION = ("val", "valid", "validation", "eval", "test")
-"""Of several, the first counts: the test split of many data sets has no labels."""
+_TRAINING, _VALIDATION = SPLIT_WORDS["training"], SPLIT_WORDS["validation"]
 
 _TEXTS = ("", ".csv", ".json", ".txt", ".md", ".yaml", ".html", ".xml")
 """Files that may describe the images; beside class folders nobody misses them."""
