@@ -79,13 +79,13 @@ class Format(Protocol):
     def recognize(self, folder: Path) -> bool:
         """Whether the folder holds this format; looks at a few names only."""
 
-    def units(self, folder: Path, before: Mapping[str, ScanUnit]) -> list[ScanUnit]:
+    def units(self, folder: Path, before: Mapping[str, ScanUnit], /) -> list[ScanUnit]:
         """All scan units with their present stamps, in a fixed order; `before` is what the last scan saw, by name."""
 
     def scan(self, folder: Path, unit: ScanUnit) -> UnitImages:
         """Find every image of one unit; called from several threads, and only for units that changed."""
 
-    def classes(self, folder: Path) -> tuple[str, ...] | None:
+    def classes(self, folder: Path, /) -> tuple[str, ...] | None:
         """The class names in their order, where the format stores them (packs); else None."""
 
     def notes(self, units: Sequence[ScanUnit], images: Sequence[UnitImages], /) -> tuple[str, ...]:

@@ -111,9 +111,8 @@ def scan(folder: Path, unit: ScanUnit) -> UnitImages:
     return UnitImages(rows, [start + name for name in names], keys, names=label_names, skipped=skipped)
 
 
-def classes(folder: Path) -> tuple[str, ...] | None:
+def classes(_folder: Path) -> tuple[str, ...] | None:
     """None: the names of folders have no order of their own, so they are sorted."""
-    del folder
     return None
 
 

@@ -51,9 +51,8 @@ def recognize(folder: Path) -> bool:
     return bool(shard_units(folder, _FILES))
 
 
-def units(folder: Path, before: Mapping[str, ScanUnit]) -> list[ScanUnit]:
+def units(folder: Path, _before: Mapping[str, ScanUnit]) -> list[ScanUnit]:
     """Every file."""
-    del before
     return uncompressed_units(folder, _FILES)
 
 
@@ -80,9 +79,8 @@ def scan(folder: Path, unit: ScanUnit) -> UnitImages:
     return UnitImages(rows, [unit.name], keys, np.concatenate([np.zeros((0, 4), np.float32), *objects]))
 
 
-def classes(folder: Path) -> tuple[str, ...] | None:
+def classes(_folder: Path) -> tuple[str, ...] | None:
     """None: labels are numbers."""
-    del folder
     return None
 
 

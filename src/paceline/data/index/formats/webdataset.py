@@ -48,9 +48,8 @@ def recognize(folder: Path) -> bool:
     return bool(shard_units(folder, _FILES))
 
 
-def units(folder: Path, before: Mapping[str, ScanUnit]) -> list[ScanUnit]:
+def units(folder: Path, _before: Mapping[str, ScanUnit]) -> list[ScanUnit]:
     """Every tar."""
-    del before
     return uncompressed_units(folder, _FILES)
 
 
