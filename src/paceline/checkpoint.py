@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from paceline.errors import Broken, RunError
-from paceline.files import write_whole
+from paceline.files import disk_faults, write_whole
 
 MANIFEST, NETWORK, EMA = "manifest.json", "network.safetensors", "ema.safetensors"
 CheckpointFiles = dict[str, bytes]
@@ -31,7 +31,7 @@ def saved_steps(folder: Path) -> list[int]:
     """The steps that have a checkpoint folder, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(int(found[1]) for child in folder.iterdir() if (found := _NAME.fullmatch(child.name)))
+    return sorted(int(match[1]) for child in folder.iterdir() if (match := _NAME.fullmatch(child.name)))
 
 
 def write(folder: Path, step: int, files: CheckpointFiles) -> Path:
@@ -61,8 +61,8 @@ def write_to(final: Path, step: int, files: CheckpointFiles) -> Path:
     except OSError as fault:
         shutil.rmtree(part, ignore_errors=True)
         good = saved_steps(folder)
-        kept = f"; the newest one is {name_of(good[-1])}" if good else ""
-        raise Broken(f"{final}: the checkpoint cannot be written: {fault.strerror}{kept}") from None
+        newest = f"; the newest one is {name_of(good[-1])}" if good else ""
+        raise Broken(f"{final}: the checkpoint cannot be written: {fault.strerror}{newest}") from None
     return final
 
 
@@ -77,10 +77,8 @@ def read(path: Path) -> CheckpointFiles:
         raise RunError(f"{path}: the manifest is missing or damaged") from None
     files = {}
     for name, written in listing.items():
-        try:
+        with disk_faults(RunError, path / name, "cannot be read"):
             content = (path / name).read_bytes()
-        except OSError as fault:
-            raise RunError(f"{path / name}: cannot be read: {fault.strerror}") from None
         if len(content) != written["bytes"]:
             raise RunError(f"{path / name}: has {len(content):,} bytes instead of {written['bytes']:,}")
         if hashlib.sha256(content).hexdigest() != written["sha256"]:
