@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from command_server import command_server
 from paceline.job import plan_job
 from paceline.planning import Plan
 from paceline.record import Mode, Run
@@ -87,7 +88,9 @@ Paceline = Callable[..., "subprocess.CompletedProcess[str]"]
 def run_in(
     folder: Path, *words: str, env: dict[str, str] | None = None, program: str | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command line in a folder, as a user would."""
+    """Runs the command line in a folder, as a user would; in a process of its own if anything is unusual about it."""
+    if env is None and program is None and not options:
+        return command_server(environment()).run(folder, words, environment())
     start = ["-m", "paceline"] if program is None else ["-c", program]
     return subprocess.run(
         [sys.executable, *start, *words],

@@ -71,8 +71,8 @@ def write_to(final: Path, step: int, files: CheckpointFiles) -> Path:
     except OSError as fault:
         shutil.rmtree(part, ignore_errors=True)
         good = saved_steps(folder)
-        kept = f"; the newest one is {name_of(good[-1])}" if good else ""
-        raise Broken(f"{final}: the checkpoint cannot be written: {fault.strerror}{kept}") from None
+        newest = f"; the newest one is {name_of(good[-1])}" if good else ""
+        raise Broken(f"{final}: the checkpoint cannot be written: {fault.strerror}{newest}") from None
     return final
 
 

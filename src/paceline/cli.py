@@ -41,14 +41,14 @@ def _refuse_option(fault: Any) -> None:
 
     words = " ".join(str(parameter.metavar) for parameter in fault.ctx.command.params)
     known = [key for key in all_addresses() if "[KEY=VALUE]" in words or (key.startswith("on.") and "on.KEY" in words)]
-    given = re.search(rf"\0{re.escape(fault.option_name)}[=\0]([^-\0][^\0]*)", "\0".join(sys.argv))
-    value = given[1] if given else "..."
+    argument = re.search(rf"\0{re.escape(fault.option_name)}[=\0]([^-\0][^\0]*)", "\0".join(sys.argv))
+    value = argument[1] if argument else "..."
     option = fault.option_name.lstrip("-").replace("-", "_")
-    meant = " or ".join(f"{key}={value}" for key in elsewhere(option, known))
+    instead = " or ".join(f"{key}={value}" for key in elsewhere(option, known))
     if option == "resume":
-        meant = f"paceline resume {value}"
-    if meant:
-        raise SpecError(f"there is no option {fault.option_name}; write {meant}") from None
+        instead = f"paceline resume {value}"
+    if instead:
+        raise SpecError(f"there is no option {fault.option_name}; write {instead}") from None
 
 
 app = typer.Typer(
@@ -128,12 +128,12 @@ def validate(
     settings: OnWords = None,
     checkpoint: Annotated[
         str | None,
-        typer.Option("--checkpoint", metavar="STEP|best", help="Judge the checkpoint of this step, or the best one."),
+        typer.Option("--checkpoint", metavar="STEP|best", help="Evaluate this step's checkpoint, or the best one."),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Judge every checkpoint that was not judged yet.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Evaluate every checkpoint that was not evaluated yet.")] = False,
     test: Annotated[
         Path | None,
-        typer.Option("--test", metavar="FOLDER", help="Judge other images of the same classes, such as a test set."),
+        typer.Option("--test", metavar="FOLDER", help="Evaluate other images of the same classes, such as a test set."),
     ] = None,
     data: DataFolder = None,
     json: Json = False,
@@ -164,7 +164,7 @@ def replay(
     run: RunFolder, step: Annotated[int, typer.Option("--step", metavar="S", help="The step to look into.")],
     settings: OnWords = None, data: DataFolder = None, json: Json = False,
 ) -> None:  # fmt: skip
-    """Repeat one step and name the first layer that is not finite."""
+    """Replay one step and name the first layer that is not finite."""
     from paceline.command import replay as verb
 
     raise typer.Exit(verb.run(run, settings or [], step, data, json))

@@ -40,10 +40,10 @@ class NetworkFacts:
 
     def chosen(self, key: str, names: Iterable[str]) -> list[str]:
         """The blocks that names stand for: a block, a stage of blocks, or all; a wrong one lists the right ones."""
-        found: set[str] = set()
+        chosen: set[str] = set()
         for name in names:
-            meant = [block for block in self.blocks if name in ("all", block) or block.startswith(f"{name}/")]
-            if not meant:
+            named = [block for block in self.blocks if name in ("all", block) or block.startswith(f"{name}/")]
+            if not named:
                 raise PlanError(f"{key}: the network has no block '{name}'; it has {', '.join(self.blocks)}")
-            found.update(meant)
-        return [block for block in self.blocks if block in found]
+            chosen.update(named)
+        return [block for block in self.blocks if block in chosen]

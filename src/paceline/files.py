@@ -1,17 +1,18 @@
-"""Files that are written whole or not at all, and byte ranges that are read whole."""
+"""Files that are written whole or not at all, lines that are appended, and byte ranges that are read whole."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from paceline.errors import DataError
+from paceline.errors import DataError, UserError
 
 UNFINISHED = "*.part"
 """Matches the temporary files that a killed process leaves behind."""
@@ -36,6 +37,15 @@ def new_file(path: Path, sync: bool = False) -> Iterator[IO[bytes]]:
         raise
 
 
+@contextmanager
+def disk_faults(kind: type[UserError], path: Path, what: str, more: str = "") -> Iterator[None]:
+    """Turn what the disk refuses inside into a fault such as 'PATH: cannot be read: Permission denied; MORE'."""
+    try:
+        yield
+    except OSError as fault:
+        raise kind(f"{path}: {what}: {fault.strerror or fault}{f'; {more}' if more else ''}") from None
+
+
 def write_whole(path: Path, content: bytes | str, sync: bool = False) -> None:
     """Replace the content of a file such that a reader, or a kill, never sees half of it."""
     with new_file(path, sync) as file:
@@ -50,6 +60,39 @@ def read_whole(path: Path) -> bytes:
         raise IsADirectoryError(errno.EISDIR, "is not a file")
     with open(descriptor, "rb") as file:  # noqa: PTH123 - of a descriptor
         return file.read()
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line, in one short write, as processes may share the file; half a line that a kill left is ended."""
+    start = "\n" if is_torn(path) else ""
+    # A pipe in its place would be waited for.
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    with open(descriptor, "a") as file:
+        file.write(f"{start}{line}\n")
+
+
+def is_torn(path: Path) -> bool:
+    """Whether the last line of a file has no end."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read(1) not in (b"", b"\n")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects in the lines of a file, if there is one; a line that a kill left unfinished is passed over."""
+    try:
+        text = read_whole(path).decode(errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    rows = []
+    for line in text.splitlines():
+        with suppress(ValueError, RecursionError):
+            row = json.loads(line)
+            rows += [row] if isinstance(row, dict) else []
+    return rows
 
 
 def read_exactly(path: Path, offset: int, count: int) -> bytes:

@@ -14,6 +14,7 @@ from paceline.data.index import locate
 from paceline.data.index.fingerprint import FINGERPRINT, check_fingerprint, trained_classes, write_fingerprint
 from paceline.data.load.quarantine import QUARANTINE
 from paceline.errors import DataError, RunError, SpecError
+from paceline.files import disk_faults
 from paceline.launch import Launch, launched
 from paceline.machine import Machine, this_machine
 from paceline.model import tables
@@ -163,10 +164,8 @@ def prepare_folder(job: Job, folder: Path) -> None:
                 raise
         else:
             return
-    try:
+    with disk_faults(RunError, folder, "cannot be made", "choose another folder with --out"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as fault:
-        raise RunError(f"{folder}: cannot be made: {fault.strerror}; choose another folder with --out") from None
     store_plan(folder, job.plan, job.asked, job.data_folder, job.written, job.placed)
     write_fingerprint(folder, job.plan.data, job.data_folder)
 
@@ -213,7 +212,7 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
     if test is not None:
         if data is not None:
             raise SpecError(f"--data {data} and --test {test}: only one of them can be evaluated; leave one out")
-        settings: Data = _settings_to_judge(folder, recipe.data, test)
+        settings: Data = _settings_to_evaluate(folder, recipe.data, test)
         place: Path | None = test
     else:
         try:
@@ -236,7 +235,7 @@ def _without_labels(recipe: Recipe) -> Recipe:
     )
 
 
-def _settings_to_judge(folder: Path, data: Data | None, test: Path) -> Files:
+def _settings_to_evaluate(folder: Path, data: Data | None, test: Path) -> Files:
     """Other images than a run's own, with its classes."""
     names = trained_classes(folder)
     if not isinstance(data, Files) or names is None:

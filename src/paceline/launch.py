@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from paceline.errors import PlanError
 
-OURS = "PACELINE_TOLD"
+MESSAGES_FOLDER = "PACELINE_MESSAGES_FOLDER"
 """Set for replicas that Paceline started itself: the folder in which each leaves the line that its parent prints."""
 
 

@@ -33,10 +33,10 @@ def this_machine() -> Machine:
     rows = _nvidia()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        wanted = [word.strip() for word in visible.split(",") if word.strip()]
+        names = [word.strip() for word in visible.split(",") if word.strip()]
         rows = [
             row
-            for word in wanted
+            for word in names
             for row in rows
             if word == row[0] or row[3].startswith(word) or (word.startswith("MIG-") and row is rows[0])
         ]
@@ -60,12 +60,12 @@ def _nvidia() -> list[list[str]]:
         return []
     query = [tool, "--query-gpu=index,name,memory.total,uuid", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+        process = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    if done.returncode != 0:
+    if process.returncode != 0:
         return []
-    return [[word.strip() for word in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 3]
+    return [[word.strip() for word in line.split(",")] for line in process.stdout.splitlines() if line.count(",") == 3]
 
 
 def _quota() -> int:

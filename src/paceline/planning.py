@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def evaluation_batch(self) -> int:
-        """Images judged at a time by one replica: without a backward pass, four micro-batches fit."""
+        """Images evaluated at a time by one replica: without a backward pass, four micro-batches fit."""
         return min(4 * self.micro_batch, 1024, self.facts.validation_images)
 
     @cached_property

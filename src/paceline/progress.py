@@ -10,11 +10,15 @@ Progress = Callable[[str, int, int], None]
 """Takes what is being done, how much of it is done, and how much there is in all."""
 
 
+def silent(*_: object) -> None:
+    """The progress of what nobody watches."""
+
+
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
     """Show a progress bar on the terminal for as long as the block runs; nothing where nobody watches."""
     if not sys.stderr.isatty():
-        yield lambda *_: None
+        yield silent
         return
     from rich import progress  # noqa: PLC0415 - most commands show none
     from rich.console import Console  # noqa: PLC0415

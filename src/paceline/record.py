@@ -17,7 +17,7 @@ from typing import IO, Any, Literal, Protocol
 
 from paceline import __version__, checkpoint
 from paceline.errors import Broken, RunError
-from paceline.files import read_whole, write_whole
+from paceline.files import append_line, disk_faults, is_torn, read_rows, read_whole, write_whole
 from paceline.machine import Machine
 from paceline.planning import Plan
 from paceline.settings.build import build
@@ -31,6 +31,8 @@ Row = dict[str, Any]
 
 PLAN, RECORD = "plan.yaml", "record.jsonl"
 Mode = Literal["own", "append", "read"]
+INTACT = "all checkpoints so far are intact"
+"""What to know when the disk refuses a row."""
 
 
 class Stored(Settings):
@@ -46,11 +48,11 @@ class Sink(Protocol):
 
     def row(self, row: Row) -> None:
         """Take a row that was just written to the record."""
-        ...
 
-    def progress(self, what: str, done: int, total: int) -> None:
-        """Take how far something has come that has no row yet: steps of training, images of a validation."""
-        ...
+    def progress(self, what: str, done: int, total: int) -> None:  # noqa: ARG002 - sinks that show it need them
+        """Take how far something has come that has no row yet, steps of training or images of a validation; a sink
+        may leave it alone."""
+        return
 
 
 class Run:
@@ -84,7 +86,9 @@ class Run:
         """Append a row to the record and hand it to the sinks; its numbers stay as they are, finite or not."""
         row = {"kind": kind, **values}
         if self.writes:
-            self._append(json_text(row))
+            path = self.folder / RECORD
+            with disk_faults(Broken, path, "cannot be written", INTACT):
+                append_line(path, json_text(row))  # only the owner may cut off what a kill left
             for sink in self.sinks:
                 sink.row(row)
         return row
@@ -131,18 +135,6 @@ class Run:
                 f"{self.folder}: cannot be written to: {fault.strerror}; choose another folder with --out"
             ) from None
 
-    def _append(self, line: str) -> None:
-        path = self.folder / RECORD
-        try:
-            # A kill may have left half a line, which would spoil this one too; only the owner may cut it off.
-            start = "\n" if _torn(path) else ""
-            # A pipe in its place would be waited for.
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
-            with open(descriptor, "a") as file:  # noqa: PTH123 - of a descriptor
-                file.write(f"{start}{line}\n")
-        except OSError as fault:
-            raise Broken(f"{path}: cannot be written: {fault.strerror}; all checkpoints so far are intact") from None
-
 
 def json_text(value: Any, indent: int | None = None) -> str:
     """JSON, which knows neither NaN nor infinity: such a number is null."""
@@ -159,22 +151,8 @@ def _finite(value: Any) -> Any:
 
 def rows_of(folder: Path) -> list[Row]:
     """The rows of a run's record; a line that a kill left unfinished is passed over."""
-    path = folder / RECORD
-    try:
-        content = read_whole(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as fault:
-        raise RunError(f"{path}: cannot be read: {fault.strerror}") from None
-    rows = []
-    for line in content.decode(errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and isinstance(row.get("kind"), str):
-            rows.append(row)
-    return rows
+    with disk_faults(RunError, folder / RECORD, "cannot be read"):
+        return [row for row in read_rows(folder / RECORD) if isinstance(row.get("kind"), str)]
 
 
 def latest(rows: list[Row], kind: str) -> list[Row]:
@@ -188,23 +166,13 @@ def trained_step(rows: list[Row]) -> int:
 
 
 def best_step(rows: list[Row], steps: list[int]) -> int | None:
-    """The step among `steps` with the best validation accuracy, the earliest of equals; None where none was judged."""
-    judged = [row for row in latest(rows, "validation") if row["step"] in steps]
-    return max(judged, key=lambda row: (row["top1"], -row["step"]))["step"] if judged else None
-
-
-def _torn(path: Path) -> bool:
-    """Whether the last line of a file has no end."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        return file.read(1) not in (b"", b"\n")
+    """The step among `steps` with the best validation accuracy, the earliest of equals, if any has one."""
+    validations = [row for row in latest(rows, "validation") if row["step"] in steps]
+    return max(validations, key=lambda row: (row["top1"], -row["step"]))["step"] if validations else None
 
 
 def _cut_torn_line(path: Path) -> None:
-    if not path.is_symlink() and _torn(path):
+    if not path.is_symlink() and is_torn(path):
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
@@ -220,10 +188,8 @@ def store_plan(
     )
     numbers = "".join(f"#   {name}: {value}\n" for name, value in numbers_of(plan).items())
     path = folder / PLAN
-    try:
+    with disk_faults(RunError, path, "cannot be written"):
         write_whole(path, text + "# What follows from them at the first start:\n" + numbers)
-    except OSError as fault:
-        raise RunError(f"{path}: cannot be written: {fault.strerror}") from None
 
 
 def stored_plan(folder: Path) -> Stored:
@@ -331,7 +297,7 @@ def _commit() -> str | None:
             [*git, "ls-files", "--error-unmatch", here.name], capture_output=True, check=False
         ).returncode:
             return None  # installed inside somebody else's repository
-        done = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=False)
+        description = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return description.stdout.strip() or None

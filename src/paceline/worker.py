@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from paceline.errors import UserError
 from paceline.job import Job, console, stored_job
-from paceline.launch import OURS, launched
+from paceline.launch import MESSAGES_FOLDER, launched
 from paceline.record import json_text
 from paceline.settings.read import flow
 
@@ -60,8 +60,8 @@ def main() -> None:
 def exit_with(fault: UserError) -> NoReturn:
     """End the process with one line about a fault; a local replica leaves it for its parent to print."""
     launch = launched()
-    if launch is not None and OURS in os.environ:
-        Path(os.environ[OURS], str(launch.rank)).write_text(str(fault))
+    if launch is not None and MESSAGES_FOLDER in os.environ:
+        Path(os.environ[MESSAGES_FOLDER], str(launch.rank)).write_text(str(fault))
     else:
         who = f" (replica {launch.rank})" if launch is not None and launch.rank else ""
         print(f"error{who}: {fault}", file=sys.stderr)  # noqa: T201

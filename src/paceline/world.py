@@ -27,7 +27,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from paceline.errors import INTERRUPTED, Broken
-from paceline.launch import OURS, Launch
+from paceline.launch import MESSAGES_FOLDER, Launch
 from paceline.planning import Plan
 from paceline.settings.placement import shared_keys
 
@@ -161,7 +161,7 @@ class NormGroup:
 
 def init_world(plan: Plan, launch: Launch | None) -> World:
     """Choose this process's device, and join the other replicas if a launcher started several."""
-    if os.environ.get(OURS):
+    if os.environ.get(MESSAGES_FOLDER):
         _die_with_parent()
     kind = plan.placement.device
     _check_device(kind)
@@ -273,7 +273,7 @@ def _launching(folder: Path) -> Iterator[None]:
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     previous = {number: signal.getsignal(number) for number in numbers}  # the launcher takes these over
     logging.disable(logging.ERROR)  # the launcher's notes on signals and dead workers; ours are one line each
-    os.environ[OURS] = str(folder)
+    os.environ[MESSAGES_FOLDER] = str(folder)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "60")  # time to finish the step and save
     if sys.platform == "linux":

@@ -12,7 +12,7 @@ import torch
 
 from conftest import make_plan
 from paceline import keyed
-from paceline.augment.pipeline import Augmentation, draw
+from paceline.augment.pipeline import Augmentation, draw_each
 from paceline.augment.policy import draw_policy
 from paceline.augment.policy_ops import PolicyDraws, apply_policy
 
@@ -75,6 +75,6 @@ def test_everything_together_agrees_with_the_host_and_does_not_wait(normalize: s
     for device in (torch.device("cpu"), torch.device("cuda")):
         images, labels, augment = given.to(device), torch.arange(64, device=device), Augmentation(plan, device)
         with waits_are_errors():
-            draws = draw(plan, np.arange(64, dtype=np.int64), device).to(device)
+            draws = draw_each(plan, [np.arange(64, dtype=np.int64)], device)[0].to(device)
             results.append(augment(augment.prepare(images, draws), labels, draws)[0])
     assert torch.allclose(results[0], results[1].cpu(), atol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from conftest import make_plan
 from inspect_data import PICTURES, plan_of, table_of
 from paceline.data.index.table import Flag, Table
 from paceline.data.inspect import advice
+from paceline.planning import Plan
+from paceline.record import Run
+from paceline.sink.advice import AdviceSink
 from pictures_made import write_folder
 
 
@@ -27,7 +31,6 @@ SMALL_TILES = table_of(*3 * [{"flags": Flag.JPEG | Flag.SEQUENTIAL | Flag.TILED,
 
 def remedies(table: Table, cores: int, *words: str) -> str:
     sentence = advice.advice(plan_of(*words), 0.38, 410.4, table, cores)
-    assert sentence is not None
     assert sentence.startswith("38% of the time is spent waiting for images (410 images/s with on.loader_workers=")
     assert sentence.endswith("; paceline bench data measures it")
     return sentence.split("; ")[1]
@@ -60,22 +63,24 @@ def test_advice_names_the_accelerator_only_where_it_can_decode(monkeypatch: pyte
     assert remedies(SMALL_TILES, 4, *cuda) == "more cores would help"
 
 
-def test_little_waiting_and_data_without_files_need_no_advice() -> None:
-    assert advice.advice(plan_of(), 0.2, 410, JPEGS, 4) is None
-    assert advice.advice(plan_of(), 0.201, 410, JPEGS, 4) is not None
-    assert advice.advice(make_plan(), 0.9, 410, JPEGS, 4) is None
+def noted(plan: Plan, tmp_path: Path, folder: Path, *reports: tuple[int, float]) -> list[tuple[int, str]]:
+    """What is noted after reports of a step and a fraction of waiting: the step before each note, and its text."""
+    run = Run(tmp_path, "append")
+    run.sinks = [AdviceSink(plan, run, folder, 64)]
+    for step, waiting in reports:
+        run.write("report", step=step, waiting=waiting, images_per_second=100.0)
+    rows = run.rows()
+    return [(before["step"], row["text"]) for before, row in pairwise(rows) if row["kind"] == "note"]
 
 
-def test_waiting_is_said_once_and_after_a_whole_interval_that_is_not_the_first(folder: Path) -> None:
-    def report(step: int, waiting: float = 0.5) -> dict[str, float]:
-        return {"step": step, "waiting": waiting, "images_per_second": 100.0}
+def test_little_waiting_and_data_without_files_need_no_advice(tmp_path: Path, folder: Path) -> None:
+    assert noted(plan_of(), tmp_path, folder, (2, 0.5), (4, 0.2)) == []
+    assert noted(make_plan("report=2 steps"), tmp_path, folder, (2, 0.5), (4, 0.9)) == []
 
-    give_advice = advice.InputAdvice(plan_of(), folder, 64)
-    assert give_advice(report(2)) is None
-    assert give_advice(report(4, waiting=0.1)) is None
-    assert give_advice(report(5)) is None  # a part of an interval, as at the end
-    sentence = give_advice(report(6))
-    assert sentence is not None
-    assert "50%" in sentence
-    assert "on.loader_workers=64" in sentence
-    assert give_advice(report(8)) is None
+
+def test_waiting_is_said_once_and_after_a_whole_interval_that_is_not_the_first(tmp_path: Path, folder: Path) -> None:
+    # Step 5 ends a part of an interval, as the end of a run does.
+    ((step, text),) = noted(plan_of(), tmp_path, folder, (2, 0.5), (4, 0.2), (5, 0.5), (6, 0.5), (8, 0.5))
+    assert step == 6
+    assert "50%" in text
+    assert "on.loader_workers=64" in text

@@ -174,7 +174,7 @@ def test_a_file_of_another_size_is_named_with_both_sizes(file: str, change: int,
     (folder / file).write_bytes(content[:change] if change < 0 else content + b"x")
     assert message_of(cifar("cifar10"), folder) == (
         f"{folder / file}: the file has {len(content) + change:,} bytes instead of {len(content):,}; "
-        f"it is cut or not cifar10: copy it again"
+        f"it is cut off, or not cifar10: copy it again"
     )
 
 

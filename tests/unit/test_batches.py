@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conftest import make_plan
-from paceline.augment.pipeline import draw
+from paceline.augment.pipeline import draw_each
 from paceline.data.load.batches import AHEAD, ahead, host_inputs
 from paceline.data.load.order import micro_batch_positions
 
@@ -29,7 +29,7 @@ def test_numbers_drawn_for_several_steps_together_are_those_of_each_micro_batch(
     plan, cpu = make_plan(*EVERYTHING, "on.micro_batch=4"), torch.device("cpu")
     batches = [positions for step in range(4) for positions in micro_batch_positions(plan, step, 0)]
     for positions, inputs in zip(batches, host_inputs(plan, batches, cpu), strict=True):
-        alone = draw(plan, positions, cpu)
+        (alone,) = draw_each(plan, [positions], cpu)
         assert np.array_equal(inputs.positions.numpy(), positions)
         assert inputs.draws.side == alone.side == (6 if positions[0] < 32 else 8)
         assert list(inputs.draws.numbers) == list(alone.numbers) == ["color", "erase", "cutout", "mix"]

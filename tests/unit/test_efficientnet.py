@@ -14,7 +14,7 @@ from paceline.errors import PlanError
 from paceline.model.batch import Batch
 from paceline.model.dropout import DropoutMasks
 from paceline.model.layers import Head, MakeNorm
-from paceline.model.mobile import InvertedUnit, SqueezeExcite, efficientnet_blocks
+from paceline.model.mobile import InvertedUnit, SqueezeExcite, inverted_blocks
 from paceline.model.mobile_tables import Squeeze, round_channels, shape
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct, NormAct, ProxyNormAct
@@ -51,7 +51,7 @@ def blocks(
 ) -> dict[str, nn.Module]:
     """Blocks that have shapes but no memory."""
     with torch.device("meta"):
-        return efficientnet_blocks(settings(name, **switches), channels, classes, norm)
+        return inverted_blocks(settings(name, **switches), channels, classes, norm)
 
 
 def network(made: dict[str, nn.Module]) -> Network:
@@ -219,7 +219,7 @@ def test_later_units_are_left_out_more_often_and_only_where_a_shortcut_remains()
 
 
 def small(**switches: Any) -> Network:
-    made = efficientnet_blocks(settings("cifar", width=0.25, **switches), 3, 5, NONE)
+    made = inverted_blocks(settings("cifar", width=0.25, **switches), 3, 5, NONE)
     built = network(made).double()
     fill(built)
     return built
@@ -251,7 +251,7 @@ def test_chance_has_no_part_in_evaluation() -> None:
 @pytest.mark.parametrize("proxy", [False, True])
 def test_a_network_learns_with_group_norm_and_with_proxy_norm(proxy: bool) -> None:
     norm = MakeNorm(GroupNorm(name="group", groups=4, proxy=proxy))
-    built = network(efficientnet_blocks(settings("b0", survival=1, dropout=0), 3, 5, norm))
+    built = network(inverted_blocks(settings("b0", survival=1, dropout=0), 3, 5, norm))
     assert any(isinstance(part, ProxyNormAct) for part in built.modules()) == proxy
     fill(built)
     built(picture(2, 3, 32).float(), batch=Batch(torch.empty(1, 0))).square().sum().backward()

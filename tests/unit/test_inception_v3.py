@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from paceline.model.batch import Batch
 from paceline.model.dropout import Dropout
-from paceline.model.inception import inception3_blocks
+from paceline.model.inception import inception_blocks
 from paceline.model.layers import MakeNorm
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
@@ -33,7 +33,7 @@ TORCHVISION_SCORES = [1.8702329154480564, 1.806008670987873, 1.0532452824426723,
 def network(model: InceptionV3, channels: int = 3, classes: int = 1000, make_norm: MakeNorm = BATCH) -> Network:
     """A network that has shapes but no memory."""
     with torch.device("meta"):
-        return Network(OrderedDict(inception3_blocks(model, channels, classes, make_norm)))
+        return Network(OrderedDict(inception_blocks(model, channels, classes, make_norm)))
 
 
 def images(side: int, channels: int = 3) -> Tensor:
@@ -88,7 +88,7 @@ def test_a_pool_belongs_to_the_block_before_it() -> None:
 
 
 def test_it_gives_torchvision_s_scores_from_the_same_weights() -> None:
-    built = Network(OrderedDict(inception3_blocks(WITH_HEAD, 3, 4, BATCH))).double().eval()
+    built = Network(OrderedDict(inception_blocks(WITH_HEAD, 3, 4, BATCH))).double().eval()
     fill(built)
     scores = built(torch.sin(torch.arange(3 * 107 * 107, dtype=torch.float64)).view(1, 3, 107, 107))
     assert scores.tolist() == [pytest.approx(TORCHVISION_SCORES, rel=1e-9)]
@@ -107,7 +107,7 @@ def test_the_last_head_drops_the_share_that_its_setting_says() -> None:
 
 
 def test_an_auxiliary_head_computes_what_its_formula_says() -> None:
-    head = inception3_blocks(WITH_HEAD, 3, 5, NONE)["aux"].double()
+    head = inception_blocks(WITH_HEAD, 3, 5, NONE)["aux"].double()
     fill(head)
     parts = iter(head.state_dict().values())
 

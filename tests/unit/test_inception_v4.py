@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.model.dropout import Dropout
-from paceline.model.inception import Branches, inception4_blocks
+from paceline.model.inception import Branches, inception_blocks
 from paceline.model.layers import Head, MakeNorm
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
@@ -33,7 +33,7 @@ def blocks(
 ) -> dict[str, nn.Module]:
     """The blocks of a network that has shapes but no memory."""
     with torch.device("meta"):
-        return inception4_blocks(InceptionV4(name="inception-v4", dropout=dropout), channels, classes, make_norm)
+        return inception_blocks(InceptionV4(name="inception-v4", dropout=dropout), channels, classes, make_norm)
 
 
 def size(parts: dict[str, nn.Module]) -> int:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from conftest import make_plan, make_recipe
 from paceline.augment.mix import ROWS, betas, draw_mix, mix
 from paceline.command.verify import choose_layouts
-from paceline.errors import PlanError
+from paceline.errors import PlanError, SpecError
 from paceline.numpy_types import Float64s, Int64s
 from paceline.settings.recipe import Recipe
 
@@ -149,6 +149,23 @@ def test_a_block_that_does_not_divide_the_micro_batch_is_refused_with_what_fits(
 def test_an_automatic_micro_batch_holds_whole_blocks() -> None:
     words = ("mix.mixup=0.2", "mix.block=16", "norm_batch=8", "global_batch=64", "on.replicas=8")
     assert make_plan(*words).micro_batch % 16 == 0
+
+
+@pytest.mark.parametrize("alpha", ["2", "1.0000001", "-0.1"])
+def test_an_alpha_that_cannot_be_drawn_by_is_refused(alpha: str) -> None:
+    with pytest.raises(SpecError, match=rf"mix.mixup: expected the alpha of Beta.*at most 1.* found {alpha}"):
+        make_recipe(f"mix.mixup={alpha}")
+
+
+@pytest.mark.parametrize("alpha", [".inf", ".nan", "much"])
+def test_an_alpha_that_is_no_finite_number_is_refused(alpha: str) -> None:
+    with pytest.raises(SpecError, match=r"mix.mixup: .*number, found"):
+        make_recipe(f"mix.mixup={alpha}")
+
+
+def test_an_alpha_of_zero_mixes_nothing() -> None:
+    assert not make_recipe("mix.mixup=0").mix.active
+    assert make_recipe("mix.mixup=1").mix.active
 
 
 def test_a_switch_without_both_is_refused() -> None:

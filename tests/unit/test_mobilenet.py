@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from paceline.model.batch import Batch
 from paceline.model.layers import Head, MakeNorm
-from paceline.model.mobile import InvertedUnit, PooledDense, SqueezeExcite, mobilenet2_blocks, mobilenet3_blocks
+from paceline.model.mobile import InvertedUnit, PooledDense, SqueezeExcite, inverted_blocks, mobilenet3_blocks
 from paceline.model.mobile_tables import Squeeze, shape
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct, NormAct
@@ -41,7 +41,7 @@ def settings(name: str, width: float = 1.0, dropout: float = 0.2) -> MobileNetV2
 
 def build(model: MobileNetV2 | MobileNetV3, classes: int = 10, channels: int = 3, norm: MakeNorm = BATCH) -> Network:
     if isinstance(model, MobileNetV2):
-        return Network(OrderedDict(mobilenet2_blocks(model, channels, classes, norm)))
+        return Network(OrderedDict(inverted_blocks(model, channels, classes, norm)))
     return Network(OrderedDict(mobilenet3_blocks(model, channels, classes, norm)))
 
 

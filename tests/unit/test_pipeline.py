@@ -10,7 +10,7 @@ from torch import Tensor
 from conftest import make_plan, make_recipe
 from paceline import keyed, schedule
 from paceline.augment.erase import draw_cutout, draw_erase
-from paceline.augment.pipeline import Augmentation, draw
+from paceline.augment.pipeline import Augmentation, draw_each
 from paceline.command.verify import shrink
 from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError, SpecError
@@ -43,7 +43,8 @@ def pictures(count: int, side: int = SIDE) -> Tensor:
 def augmented(plan: Plan, given: Tensor, first: int, labels: Tensor | None = None) -> list[Tensor]:
     """Images as the network sees them, the first of them at position `first`; their labels, and the labels' weights."""
     augment, labels = Augmentation(plan, CPU), torch.zeros(len(given), dtype=torch.int64) if labels is None else labels
-    draws = draw(plan, np.arange(first, first + len(given), dtype=np.int64), CPU).to(CPU)
+    (draws,) = draw_each(plan, [np.arange(first, first + len(given), dtype=np.int64)], CPU)
+    draws = draws.to(CPU)
     return [tensor for tensor in augment(augment.prepare(given, draws), labels, draws) if tensor is not None]
 
 

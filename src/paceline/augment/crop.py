@@ -20,11 +20,6 @@ def draw_offsets(recipe: Recipe, positions: Int64s) -> Int64s:
     return np.stack([keyed.integers(down, choices), keyed.integers(right, choices)])
 
 
-def center_offsets(augment: Augment, count: int) -> Int64s:
-    """The offsets that crop the padding off again, for `count` images."""
-    return np.full((2, count), augment.pad, np.int64)
-
-
 def pad(images: UInt8s, augment: Augment) -> UInt8s:
     """Images (image, row, column, channel) with the border that crops may reach into."""
     if augment.pad == 0:

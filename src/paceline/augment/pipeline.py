@@ -62,13 +62,9 @@ class Draws:
         return Draws(self.side, self.policy and self.policy.to(device), moved)
 
 
-def draw(plan: Plan, positions: Int64s, device: torch.device) -> Draws:
-    """What is drawn for the images at these positions of one step, in memory that the device can copy from."""
-    return draw_each(plan, [positions], device)[0]
-
-
 def draw_each(plan: Plan, batches: list[Int64s], device: torch.device) -> list[Draws]:
-    """What is drawn for each of several micro-batches, together where they have one image side, which is faster."""
+    """What is drawn for each of several micro-batches by their positions, in memory that the device can copy from;
+    together where they have one image side, which is faster."""
     draws: list[Draws] = []
     for side, group in groupby(batches, lambda positions: training_side(plan, positions)):
         draws += _draw_alike(plan, list(group), side, device)

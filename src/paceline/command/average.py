@@ -49,12 +49,12 @@ def _check(last: int | None, decay: float | None, recalibrate: int | None) -> No
 
 
 def _show(rows: list[Row], last: int | None) -> None:
-    shown = [
+    table = [
         {"weights": _how(row), "steps": _steps(row["steps"])}
         | {key: row[key] for key in ("top1", "top5", "loss", "images")}
         for row in rows
     ]
-    show_rows(shown, as_json=False)
+    show_rows(table, as_json=False)
     steps, anew = rows[-1]["steps"], rows[-1]["recalibrated_images"]
     if anew:
         print(f"\nRunning statistics are those of {plural(anew, 'training image')}.")

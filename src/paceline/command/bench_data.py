@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +99,8 @@ def _measure(job: Job, images: int, seconds: float, progress: Progress) -> dict[
             transfer = transfer_rate(plan, device, seconds)
             if GPU_DECODER in possible or plan.placement.decoder == "gpu":
                 rate = loader_rate(sample, threads, seconds, device, "gpu")
-                on_gpu = [_rate_row(GPU_DECODER.name, threads, None, None, rate, None)]
+                alone = {"images": GPU_DECODER.name, "threads": threads, "read": None, "decode": None}
+                on_gpu = [alone | {"whole": rate, "limit": None}]
         rounds, rates = _measure_in_turn(cases, seconds, deadline, progress)
         rates += on_gpu
     return {
@@ -133,15 +135,7 @@ def _measure_in_turn(
         done, took = done + 1, time.monotonic() - began
     progress("measuring", done * len(cases), done * len(cases))
     best = [(name, best_rates(rates)) for (name, _, _), rates in zip(cases, measured, strict=True)]
-    return done, [
-        _rate_row(name, rates.threads, rates.read, rates.decode, rates.whole, rates.limit) for name, rates in best
-    ]
-
-
-def _rate_row(
-    name: str, threads: int, read: float | None, decode: float | None, whole: float, limit: str | None
-) -> dict[str, Any]:
-    return {"images": name, "threads": threads, "read": read, "decode": decode, "whole": whole, "limit": limit}
+    return done, [{"images": name, **asdict(rates), "limit": rates.limit} for name, rates in best]
 
 
 def _present(rates: list[dict[str, Any]], threads: int) -> dict[str, Any]:

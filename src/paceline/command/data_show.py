@@ -19,6 +19,7 @@ from paceline.data.index.scan import open_index
 from paceline.data.index.table import Index
 from paceline.data.load.order import training_order
 from paceline.errors import DataError, SpecError
+from paceline.files import disk_faults
 from paceline.job import plan_job, read_placement, read_recipe
 from paceline.planning import Plan
 from paceline.progress import progress_bar
@@ -129,10 +130,8 @@ def _write_sheet(recipe: Recipe, index: Index, sheet: Path) -> None:
             top = (index_in_sheet // _COLUMNS * 2 + below) * side + _GAP
             left = index_in_sheet % _COLUMNS * side + _GAP
             grid[top : top + len(pixels), left : left + len(pixels)] = pixels
-    try:
+    with disk_faults(DataError, sheet, "cannot be written"):
         Image.fromarray(grid).save(sheet, "PNG")
-    except OSError as fault:
-        raise DataError(f"{sheet}: cannot be written: {fault.strerror or fault}") from None
 
 
 def _position_pairs(plan: Plan) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""paceline replay: takes one step of a run again and names the first layer that is not finite."""
+"""paceline replay: replays one step of a run and names the first layer that is not finite."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def run(folder: Path, words: list[str], step: int, data: Path | None, as_json: b
     from paceline.training.session import open_session
 
     with open_session(job.plan, folder, "read", data_folder=job.data_folder) as session:
-        found = replay(session, step, notify)
+        finding = replay(session, step, notify)
     if as_json:
-        show_facts(asdict(found), as_json=True)
+        show_facts(asdict(finding), as_json=True)
     else:
-        _show(found, folder)
-    return 1 if _not_finite(found) else 0
+        _show(finding, folder)
+    return 1 if _not_finite(finding) else 0
 
 
 def _job(folder: Path, words: list[str], step: int, data: Path | None) -> Job:
@@ -57,30 +57,30 @@ def _job(folder: Path, words: list[str], step: int, data: Path | None) -> Job:
     return job
 
 
-def _not_finite(found: Finding) -> bool:
-    return bool(found.layer or found.statistics or found.gradient)
+def _not_finite(finding: Finding) -> bool:
+    return bool(finding.layer or finding.statistics or finding.gradient)
 
 
-def _show(found: Finding, folder: Path) -> None:
-    began = f"the checkpoint of step {found.started_from}" if found.from_checkpoint else "the initial weights"
+def _show(finding: Finding, folder: Path) -> None:
+    began = f"the checkpoint of step {finding.started_from}" if finding.from_checkpoint else "the initial weights"
     facts = {
-        "started_from": began, "loss": found.loss, "layer": found.layer, "statistics": found.statistics,
-        "gradient": found.gradient,
+        "started_from": began, "loss": finding.loss, "layer": finding.layer, "statistics": finding.statistics,
+        "gradient": finding.gradient,
     }  # fmt: skip
-    show_facts(facts, as_json=False, title=f"{folder}, step {found.step}")
-    if not _not_finite(found):
+    show_facts(facts, as_json=False, title=f"{folder}, step {finding.step}")
+    if not _not_finite(finding):
         print("\nEvery output, statistic and gradient of this step is finite here.")
         return
     what = (
-        f"with an output of {found.layer} that"
-        if found.layer
-        else f"in a step in which the mean or variance that {found.statistics} finds"
-        if found.statistics
+        f"with an output of {finding.layer} that"
+        if finding.layer
+        else f"in a step in which the mean or variance that {finding.statistics} finds"
+        if finding.statistics
         else "in a step whose gradient"
     )
-    print(f"\n{plural(len(found.images), 'image')} {what} is not finite:")
-    for image in found.images[:_LISTED]:
+    print(f"\n{plural(len(finding.images), 'image')} {what} is not finite:")
+    for image in finding.images[:_LISTED]:
         line = f"image {image['image']}" + (f"  {image['name']}" if "name" in image else "")
         print(line.encode(errors="backslashreplace").decode())  # a file's name may be bytes that are no text
-    if len(found.images) > _LISTED:
-        print(f"and {len(found.images) - _LISTED:,} more; --json lists all")
+    if len(finding.images) > _LISTED:
+        print(f"and {len(finding.images) - _LISTED:,} more; --json lists all")

@@ -16,12 +16,11 @@ _HEADINGS = {"top1": "top-1", "top5": "top-5", "images_per_second": "images/s"}
 """Headings of keys that do not read as words."""
 
 
-def show_rows(rows: list[dict[str, Any]], as_json: bool, title: str | None = None) -> None:
+def show_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
     """Print rows as a table whose columns are their keys, or as a JSON list."""
     if as_json:
         print(json_text(rows, indent=1))
         return
-    _print_title(title)
     table = Table(box=None, pad_edge=False, header_style="bold")
     columns = list(rows[0]) if rows else []
     for column in columns:
@@ -37,7 +36,8 @@ def show_facts(facts: dict[str, Any], as_json: bool, title: str | None = None) -
     if as_json:
         print(json_text({name.replace(" ", "_").replace("-", "_"): value for name, value in facts.items()}, indent=1))
         return
-    _print_title(title)
+    if title is not None:  # above the table: inside it, a narrow table would fold it
+        console().print(title, style="bold", markup=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
@@ -85,9 +85,3 @@ def plural(count: int, noun: str) -> str:
 
 def _heading(name: str) -> str:
     return _HEADINGS.get(name, name.replace("_", " "))
-
-
-def _print_title(title: str | None) -> None:
-    """Print a title above the table; inside it, a narrow table would fold it."""
-    if title is not None:
-        console().print(title, style="bold", markup=False, soft_wrap=True)

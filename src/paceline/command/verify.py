@@ -29,6 +29,8 @@ LIMIT = 1e-12
 """What float64 trials may differ by."""
 FIRST_LOSS_LIMIT = 1e-6
 """What the first loss of float32 trials may differ by; rounding grows in training, so later steps are only shown."""
+PARTS = ("loss", "weights", "statistics")
+"""What float64 trials are compared by."""
 ENOUGH = 5
 """Fewer layouts prove too little."""
 
@@ -49,10 +51,10 @@ def run(recipe: str | None, words: list[str], data: Path | None, steps: int, ful
     if any(word.startswith("on.") for word in words):
         raise SpecError("verify chooses the placements itself; leave the on.* words out")
     settings, _ = read_recipe(name, words)
-    found, folder = locate.locate(settings.data, locate.given_folder(data))
+    data_settings, folder = locate.locate(settings.data, locate.given_folder(data))
     # What the end of a run averages is on disk: the proof is of what is trained.
     average = settings.average.model_copy(update={"last": None})
-    settings = settings.model_copy(update={"data": found, "average": average})
+    settings = settings.model_copy(update={"data": data_settings, "average": average})
     _job(settings, Layout("whole", 1, settings.global_batch), "fp64")  # refuses what no layout could run
     settings, shrunk = (settings, []) if full else shrink(settings)
     steps = min(steps, _job(settings, Layout("whole", 1, settings.global_batch), "fp64").plan.steps)
@@ -85,7 +87,7 @@ def run(recipe: str | None, words: list[str], data: Path | None, steps: int, ful
 def shrink(recipe: Recipe) -> tuple[Recipe, list[str]]:
     """The smallest recipe with as many norm groups a step (at most two), where it is large; and what changed."""
     changes: dict[str, Any] = {}
-    told = []
+    notes = []
     if recipe.global_batch > 128:
         norm = recipe.norm_batch or recipe.global_batch
         # Near 16: smaller groups would measure rounding, larger ones only take longer.
@@ -95,18 +97,18 @@ def shrink(recipe: Recipe) -> tuple[Recipe, list[str]]:
         near = min((d for d in range(least, norm + 1) if norm % d == 0 and d % block == 0), key=lambda d: abs(d - 16))
         batch = near if norm == recipe.global_batch else 2 * near
         changes |= {"global_batch": batch, "norm_batch": near}
-        told.append(f"global_batch {recipe.global_batch} -> {batch}, norm_batch {norm} -> {near}")
+        notes.append(f"global_batch {recipe.global_batch} -> {batch}, norm_batch {norm} -> {near}")
     small = max(32, tables.smallest_side(recipe.model))
     if isinstance(recipe.data, Made | Files) and recipe.data.side > small:
-        other = {"name": "generated"} if isinstance(recipe.data, Made) else _judged_smaller(recipe.data, small)
+        other = {"name": "generated"} if isinstance(recipe.data, Made) else _smaller_evaluation(recipe.data, small)
         changes["data"] = recipe.data.model_copy(update={"side": small, **other})
-        told.append(f"image side {recipe.data.side} -> {small}")
+        notes.append(f"image side {recipe.data.side} -> {small}")
         changes["augment"] = _shrunk(recipe.augment, small / recipe.data.side, tables.smallest_side(recipe.model))
-    return recipe.model_copy(update=changes), told
+    return recipe.model_copy(update=changes), notes
 
 
-def _judged_smaller(data: Files, side: int) -> dict[str, Any]:
-    """What is given in pixels of how validation images in files are judged."""
+def _smaller_evaluation(data: Files, side: int) -> dict[str, Any]:
+    """What is given in pixels of how validation images in files are evaluated."""
     how = data.evaluation
     if isinstance(how, Center) and how.short:
         how = Center(name="center", short=max(side, how.short * side // data.side))
@@ -147,7 +149,7 @@ def choose_layouts(recipe: Recipe) -> list[Layout]:
 
 def judge(rows: list[dict[str, Any]], resumed: list[dict[str, Any]]) -> dict[str, Any]:
     """Whether everything agrees, and the largest float64 difference seen."""
-    exact = [row[part] for row in [*rows, *resumed] for part in ("loss", "weights", "statistics")]
+    exact = [row[part] for row in [*rows, *resumed] for part in PARTS]
     passed = (
         len(rows) >= ENOUGH
         and all(value <= LIMIT for value in exact)
@@ -205,23 +207,23 @@ def _compare(
         for layout, row in zip(layouts, rows, strict=True):
             for precision, start in (("fp64", ""), ("fp32", "float32_")):
                 outcome = trial(f"{layout.label}, {precision}").finish(_job(recipe, layout, precision).plan)
-                found = compare_outcomes(first.setdefault(precision, outcome), outcome)
-                row.update({start + part: value for part, value in found.items()})
+                differences = compare_outcomes(first.setdefault(precision, outcome), outcome)
+                row.update({start + part: value for part, value in differences.items()})
         resumed = []
         for other in (layouts[0], layouts[-1]):
             again = trial(f"killed on '{layouts[0].label}', resumed on '{other.label}'")
             killed_at = again.kill_after(_job(recipe, layouts[0], "fp64").plan, steps // 2)
             outcome = again.finish(_job(recipe, other, "fp64").plan)
-            found = compare_outcomes(first["fp64"], outcome)
+            differences = compare_outcomes(first["fp64"], outcome)
             same = other == layouts[0]
-            bitwise = max(found.values()) == 0.0
+            bitwise = max(differences.values()) == 0.0
             resumed.append(
                 {
                     "resumed_on": other.label,
                     "killed_after_step": killed_at,
                     "same_layout": same,
                     "bitwise": bitwise,
-                    **found,
+                    **differences,
                 }
             )
     return rows, resumed
@@ -235,22 +237,17 @@ def _show(rows: list[dict[str, Any]], resumed: list[dict[str, Any]], verdict: di
     for column in ("float64: loss", "weights", "statistics", "float32: first loss", "all losses", ""):
         table.add_column(column, justify="right")
     for row in rows:
-        exact = max(row[part] for part in ("loss", "weights", "statistics")) <= LIMIT
-        good = exact and row["float32_first_loss"] <= FIRST_LOSS_LIMIT
+        good = _worst(row) <= LIMIT and row["float32_first_loss"] <= FIRST_LOSS_LIMIT
         table.add_row(
             row["layout"], f"{row['replicas']} x {row['micro_batch']}", str(row["rounds"]), row["norm"],
-            *(_small(row[part]) for part in ("loss", "weights", "statistics", "float32_first_loss", "float32_loss")),
+            *(_small(row[part]) for part in (*PARTS, "float32_first_loss", "float32_loss")),
             _mark(good),
         )  # fmt: skip
     out.print(table)
     out.print()
     for row in resumed:
-        good = row["bitwise"] if row["same_layout"] else max(row[p] for p in ("loss", "weights", "statistics")) <= LIMIT
-        how = (
-            "bit for bit the same"
-            if row["bitwise"]
-            else f"differs by {_small(max(row['loss'], row['weights'], row['statistics']))}"
-        )
+        good = row["bitwise"] if row["same_layout"] else _worst(row) <= LIMIT
+        how = "bit for bit the same" if row["bitwise"] else f"differs by {_small(_worst(row))}"
         where = "the same layout" if row["same_layout"] else f"'{row['resumed_on']}'"
         out.print(
             f"killed after step {row['killed_after_step']}, resumed on {where}: {how} {_mark(good)}", soft_wrap=True
@@ -263,6 +260,10 @@ def _conclusion(rows: list[dict[str, Any]], resumed: list[dict[str, Any]], verdi
     if verdict["passed"]:
         return f"[bold green]PASS[/bold green]: {len(rows)} layouts and {len(resumed)} resumes are one run; {worst}"
     return f"[bold red]FAIL[/bold red]: {len(rows)} layouts and {len(resumed)} resumes; {worst}"
+
+
+def _worst(row: dict[str, Any]) -> float:
+    return max(float(row[part]) for part in PARTS)
 
 
 def _small(value: float) -> str:

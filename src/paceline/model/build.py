@@ -9,9 +9,9 @@ from torch import nn
 from paceline.facts import DataFacts
 from paceline.model.alexnet import alexnet_blocks
 from paceline.model.external import external_blocks
-from paceline.model.inception import googlenet_blocks, inception3_blocks, inception4_blocks, inception_resnet_blocks
+from paceline.model.inception import googlenet_blocks, inception_blocks, inception_resnet_blocks
 from paceline.model.layers import MakeNorm
-from paceline.model.mobile import efficientnet_blocks, mobilenet2_blocks, mobilenet3_blocks
+from paceline.model.mobile import inverted_blocks, mobilenet3_blocks
 from paceline.model.network import Network
 from paceline.model.resnet import cifar_resnet_blocks, cifar_resnext_blocks, resnet_blocks, resnext_blocks
 from paceline.model.vgg import vgg_blocks
@@ -39,7 +39,7 @@ def build_network(recipe: Recipe, facts: DataFacts) -> Network:
     return Network(OrderedDict(_blocks(recipe, facts)))
 
 
-def _blocks(recipe: Recipe, facts: DataFacts) -> dict[str, nn.Module]:  # noqa: C901, PLR0912 - one case for each family
+def _blocks(recipe: Recipe, facts: DataFacts) -> dict[str, nn.Module]:  # noqa: C901 - one case for each family
     model, make_norm = recipe.model, MakeNorm(recipe.norm)
     shape = facts.channels, facts.classes
     match model:
@@ -57,16 +57,12 @@ def _blocks(recipe: Recipe, facts: DataFacts) -> dict[str, nn.Module]:  # noqa: 
             return cifar_resnext_blocks(model, *shape, make_norm)
         case GoogLeNet():
             return googlenet_blocks(model, *shape, make_norm)
-        case InceptionV3():
-            return inception3_blocks(model, *shape, make_norm)
-        case InceptionV4():
-            return inception4_blocks(model, *shape, make_norm)
+        case InceptionV3() | InceptionV4():
+            return inception_blocks(model, *shape, make_norm)
         case InceptionResNetV2():
             return inception_resnet_blocks(model, *shape, make_norm)
-        case EfficientNet():
-            return efficientnet_blocks(model, *shape, make_norm)
-        case MobileNetV2():
-            return mobilenet2_blocks(model, *shape, make_norm)
+        case EfficientNet() | MobileNetV2():
+            return inverted_blocks(model, *shape, make_norm)
         case MobileNetV3():
             return mobilenet3_blocks(model, *shape, make_norm)
         case External():

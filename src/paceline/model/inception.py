@@ -106,8 +106,10 @@ def _googlenet_auxiliary(inputs: int, classes: int, dropout: float, make_norm: M
     return Auxiliary(features, 1024, classes)
 
 
-def inception3_blocks(model: InceptionV3, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
-    """The named blocks of Inception v3."""
+def inception_blocks(
+    model: InceptionV3 | InceptionV4, channels: int, classes: int, make_norm: MakeNorm
+) -> dict[str, nn.Module]:
+    """The named blocks of Inception v3, which may have an auxiliary head, or v4, which has none."""
     make_norm = make_norm.published(_EPSILON)
     blocks: dict[str, nn.Module] = {}
     width = channels
@@ -125,16 +127,6 @@ def _inception3_auxiliary(inputs: int, classes: int, make_norm: MakeNorm) -> Aux
     widen = ConvNorm(nn.Conv2d(128, 768, 5, bias=False), make_norm)
     mean = nn.AdaptiveAvgPool2d(1)
     return Auxiliary(Chain(nn.AvgPool2d(5, 3), squeeze, widen, mean, nn.Flatten()), 768, classes)
-
-
-def inception4_blocks(model: InceptionV4, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
-    """The named blocks of Inception v4."""
-    make_norm = make_norm.published(_EPSILON)
-    blocks: dict[str, nn.Module] = {}
-    for name, text in modules(model):
-        blocks[name] = module = Branches(text, channels, make_norm)
-        channels = module.outputs
-    return blocks | {"head": Head(channels, classes, model.dropout)}
 
 
 class ScaledResidual(Layer):

@@ -62,32 +62,31 @@ def published(init: Init, model: Model) -> Init:
 def initialize(module: nn.Module, init: Init, seed: int) -> None:
     """Set every parameter of a network; the same bits on every machine and placement."""
     for name, layer in module.named_modules():
-        if isinstance(layer, nn.Conv2d):
-            _set(layer.weight, _conv(init.conv, layer, seed, f"{name}.weight"))
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            kind = init.conv if isinstance(layer, nn.Conv2d) else init.dense
+            _set(layer.weight, _weights(kind, layer, seed, f"{name}.weight"))
             if layer.bias is not None:
-                _bias(layer.bias, layer.weight[0].numel(), init.conv, seed, name)
-        elif isinstance(layer, nn.Linear):
-            _set(layer.weight, _dense(init.dense, layer.weight, seed, f"{name}.weight"))
-            _bias(layer.bias, layer.in_features, init.dense, seed, name)
+                _bias(layer.bias, layer.weight[0].numel(), kind, seed, name)
         elif isinstance(layer, NormAct):
             layer.weight.fill_(0.0 if layer.role in _ZEROED[init.zero_gamma] else 1.0)
             for parameter in [p for key, p in layer.named_parameters() if key != "weight"]:
                 parameter.zero_()
 
 
-def _conv(kind: str, layer: nn.Conv2d, seed: int, name: str) -> NDArray[np.float64]:
-    weight = layer.weight
-    outputs, inputs, *window = weight.shape
+def _weights(kind: str, layer: nn.Conv2d | nn.Linear, seed: int, name: str) -> NDArray[np.float64]:
+    """The initial weights of a convolution, or of a dense layer, which is one with a window of one pixel."""
+    outputs, inputs, *window = layer.weight.shape
     area = math.prod(window)
     fan_in, fan_out = inputs * area, outputs * area
-    key, count = keyed.key(seed, "weights", name), weight.numel()
+    key, count = keyed.key(seed, "weights", name), layer.weight.numel()
     match kind:
         case "he-fan-out":
             return keyed.normals(key, count) * math.sqrt(2 / fan_out)
         case "he-fan-in":
             return keyed.normals(key, count) * math.sqrt(2 / fan_in)
         case "he-mixed":
-            return keyed.normals(key, count) * math.sqrt(2 / (fan_out if layer.groups == 1 else fan_in))
+            grouped = isinstance(layer, nn.Conv2d) and layer.groups > 1
+            return keyed.normals(key, count) * math.sqrt(2 / (fan_in if grouped else fan_out))
         case "truncated-fan-in":
             # A normal cut at two deviations has a deviation of 0.8796; TensorFlow widens it to keep the variance.
             return keyed.normals(key, count, limit=2.0) * math.sqrt(1 / fan_in) / 0.87962566103423978
@@ -95,20 +94,8 @@ def _conv(kind: str, layer: nn.Conv2d, seed: int, name: str) -> NDArray[np.float
             return _uniform(key, count, math.sqrt(6 / (fan_in + fan_out)))
         case "uniform-fan-in":
             return _uniform(key, count, 1 / math.sqrt(fan_in))
-        case _:
-            return keyed.normals(key, count) * float(kind.removeprefix("normal-"))
-
-
-def _dense(kind: str, weight: Tensor, seed: int, name: str) -> NDArray[np.float64]:
-    outputs, inputs = weight.shape
-    key, count = keyed.key(seed, "weights", name), weight.numel()
-    match kind:
-        case "uniform-fan-in":
-            return _uniform(key, count, 1 / math.sqrt(inputs))
         case "uniform-fan-out":
-            return _uniform(key, count, 1 / math.sqrt(outputs))
-        case "glorot-uniform":
-            return _uniform(key, count, math.sqrt(6 / (inputs + outputs)))
+            return _uniform(key, count, 1 / math.sqrt(fan_out))
         case _:
             return keyed.normals(key, count) * float(kind.removeprefix("normal-"))
 

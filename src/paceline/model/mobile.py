@@ -69,8 +69,10 @@ def trunk(shape: NetworkShape, channels: int, make_norm: MakeNorm) -> dict[str, 
     return blocks | {"top": ConvNorm(last, make_norm, shape.activation)}
 
 
-def efficientnet_blocks(model: EfficientNet, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
-    """The named blocks of an EfficientNet."""
+def inverted_blocks(
+    model: EfficientNet | MobileNetV2, channels: int, classes: int, make_norm: MakeNorm
+) -> dict[str, nn.Module]:
+    """The named blocks of an EfficientNet or a MobileNet v2."""
     shape = mobile_tables.shape(model)
     if model.name in ("efficientnet-b5", "efficientnet-b6", "efficientnet-b7"):
         make_norm = make_norm.published(epsilon=1e-3, momentum=0.01)
@@ -86,12 +88,6 @@ class PooledDense(Layer):
 
     def forward(self, x: Tensor, batch: Batch | None) -> Tensor:  # noqa: ARG002 - a block takes it
         return F.hardswish(self.dense(x.mean((2, 3))))[:, :, None, None]
-
-
-def mobilenet2_blocks(model: MobileNetV2, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
-    """The named blocks of a MobileNet v2."""
-    shape = mobile_tables.shape(model)
-    return trunk(shape, channels, make_norm) | {"head": Head(shape.top, classes, shape.dropout)}
 
 
 def mobilenet3_blocks(model: MobileNetV3, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:

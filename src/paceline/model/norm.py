@@ -37,11 +37,9 @@ class SharedStatistics(Protocol):
 
     def all_gather(self, values: Tensor) -> Tensor:
         """Everybody's values, stacked in replica order."""
-        ...
 
     def all_reduce(self, values: Tensor) -> Tensor:
         """The sum of everybody's values."""
-        ...
 
 
 class NormAct(Layer):

@@ -9,9 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.model.batch import Batch, Layer
-from paceline.model.layers import Head, MakeNorm, conv
+from paceline.model.layers import ConvNorm, Head, MakeNorm, conv
 from paceline.model.tables import BASIC, DEPTHS, cifar_depths
 from paceline.settings.model import CifarResNet, CifarResNeXt, ResNet, ResNeXt
+
+IMAGENET_WIDTHS = (64, 128, 256, 512)
+CIFAR_WIDTHS = (16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -74,27 +77,23 @@ class ResidualUnit(Layer):
         return y
 
 
-class Stem(Layer):
+class Stem(ConvNorm):
     """The first convolution, with a max-pool where images are large."""
 
     def __init__(self, channels: int, outputs: int, large: bool, make_norm: MakeNorm) -> None:
-        super().__init__()
-        self.conv = conv(channels, outputs, 7, 2) if large else conv(channels, outputs, 3)
-        self.norm = make_norm(outputs)
+        super().__init__(conv(channels, outputs, 7, 2) if large else conv(channels, outputs, 3), make_norm)
         self.pool = large
 
     def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
-        y: Tensor = self.norm(self.conv(x), batch)
+        y = super().forward(x, batch)
         return F.max_pool2d(y, 3, 2, 1) if self.pool else y
 
 
 def resnet_blocks(model: ResNet, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
     """The named blocks of an ImageNet-width network."""
-    bottleneck, depths = model.name not in BASIC, DEPTHS[model.name]
-    shape = ResidualShape(bottleneck, model.version == "v1", "projection", blur=model.blur)
-    blocks: dict[str, nn.Module] = {"stem": Stem(channels, 64, model.stem == "7x7", make_norm)}
-    blocks |= stages((64, 128, 256, 512), depths, shape, make_norm, model.first_projection)
-    return blocks | {"head": Head(2048 if bottleneck else 512, classes)}
+    shape = ResidualShape(model.name not in BASIC, model.version == "v1", "projection", blur=model.blur)
+    stem = Stem(channels, IMAGENET_WIDTHS[0], model.stem == "7x7", make_norm)
+    return _blocks(stem, IMAGENET_WIDTHS, DEPTHS[model.name], shape, classes, make_norm, model.first_projection)
 
 
 def cifar_resnet_blocks(model: CifarResNet, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
@@ -102,16 +101,37 @@ def cifar_resnet_blocks(model: CifarResNet, channels: int, classes: int, make_no
     bottleneck = model.name.endswith("-bottleneck")
     shortcut: Literal["pad", "projection"] = "projection" if bottleneck else "pad"
     shape = ResidualShape(bottleneck, False, shortcut if model.shortcut == "auto" else model.shortcut)
-    blocks: dict[str, nn.Module] = {"stem": Stem(channels, 16, False, make_norm)}
-    blocks |= stages((16, 32, 64), cifar_depths(model.name), shape, make_norm)
-    return blocks | {"head": Head(256 if bottleneck else 64, classes)}
+    stem = Stem(channels, CIFAR_WIDTHS[0], False, make_norm)
+    return _blocks(stem, CIFAR_WIDTHS, cifar_depths(model.name), shape, classes, make_norm)
 
 
-def stages(
-    widths: tuple[int, ...], depths: tuple[int, ...], shape: ResidualShape, make_norm: MakeNorm, project: bool = False
-) -> dict[str, nn.Module]:
-    """Units named stage1/unit1, stage1/unit2, ...; every stage after the first halves the picture."""
-    blocks: dict[str, nn.Module] = {}
+def resnext_blocks(model: ResNeXt, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
+    """The named blocks of an ImageNet-width network of grouped convolutions."""
+    shape = _grouped(model, IMAGENET_WIDTHS[0], stride_first=model.version == "v1")
+    stem = Stem(channels, IMAGENET_WIDTHS[0], model.stem == "7x7", make_norm)
+    return _blocks(stem, IMAGENET_WIDTHS, DEPTHS[model.name], shape, classes, make_norm)
+
+
+def cifar_resnext_blocks(model: CifarResNeXt, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
+    """The named blocks of a network of grouped convolutions for 32-pixel images."""
+    widths = IMAGENET_WIDTHS[:3] if model.wide else CIFAR_WIDTHS
+    stem = Stem(channels, widths[0], False, make_norm)
+    return _blocks(stem, widths, cifar_depths(model.name), _grouped(model, widths[0]), classes, make_norm)
+
+
+def _grouped(model: ResNeXt | CifarResNeXt, first: int, stride_first: bool = False) -> ResidualShape:
+    """Bottlenecks whose 3x3 convolution has `cardinality` groups of `group_width` channels in the first stage."""
+    return ResidualShape(
+        True, stride_first, "projection", model.cardinality, model.cardinality * model.group_width / first
+    )
+
+
+def _blocks(
+    stem: Stem, widths: tuple[int, ...], depths: tuple[int, ...], shape: ResidualShape, classes: int,
+    make_norm: MakeNorm, project: bool = False,
+) -> dict[str, nn.Module]:  # fmt: skip
+    """The stem, units named stage1/unit1, stage1/unit2, ..., and the head; stages after the first halve the picture."""
+    blocks: dict[str, nn.Module] = {"stem": stem}
     inputs = widths[0]
     for stage, (width, depth) in enumerate(zip(widths, depths, strict=True), 1):
         for unit in range(1, depth + 1):
@@ -119,27 +139,4 @@ def stages(
             first = project and stage == 1 and unit == 1
             blocks[f"stage{stage}/unit{unit}"] = ResidualUnit(inputs, width, stride, shape, make_norm, first)
             inputs = width * 4 if shape.bottleneck else width
-    return blocks
-
-
-def resnext_blocks(model: ResNeXt, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
-    """The named blocks of an ImageNet-width network."""
-    widths = (64, 128, 256, 512)
-    shape = _shape(model, widths[0], stride_first=model.version == "v1")
-    blocks: dict[str, nn.Module] = {"stem": Stem(channels, 64, model.stem == "7x7", make_norm)}
-    return blocks | stages(widths, DEPTHS[model.name], shape, make_norm) | {"head": Head(4 * widths[-1], classes)}
-
-
-def cifar_resnext_blocks(model: CifarResNeXt, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
-    """The named blocks of a network for 32-pixel images."""
-    widths = (64, 128, 256) if model.wide else (16, 32, 64)
-    shape = _shape(model, widths[0])
-    blocks: dict[str, nn.Module] = {"stem": Stem(channels, widths[0], False, make_norm)}
-    return blocks | stages(widths, cifar_depths(model.name), shape, make_norm) | {"head": Head(4 * widths[-1], classes)}
-
-
-def _shape(model: ResNeXt | CifarResNeXt, first: int, stride_first: bool = False) -> ResidualShape:
-    """Bottlenecks whose 3x3 convolution has `cardinality` groups of `group_width` channels in the first stage."""
-    return ResidualShape(
-        True, stride_first, "projection", model.cardinality, model.cardinality * model.group_width / first
-    )
+    return blocks | {"head": Head(inputs, classes)}

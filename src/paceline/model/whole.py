@@ -17,7 +17,7 @@ from paceline.model.dropout import DropoutMasks
 from paceline.model.exchange import GradientBuckets
 from paceline.model.loss import make_loss
 from paceline.model.metrics import TRAIN_SUMS, evaluation_sums
-from paceline.model.network import recomputing
+from paceline.model.network import Network, recomputing
 from paceline.model.norm import Statistics
 from paceline.model.precision import autocast, network_on_device
 from paceline.planning import Plan
@@ -28,20 +28,16 @@ class Whole:
     """The network, its norm statistics and dropout masks, and what a step and a validation do with them."""
 
     def __init__(self, plan: Plan, world: World) -> None:
-        self.plan, self.device = plan, world.device
-        self.dtype = float_dtype(plan)
+        self.plan, self.device, self.dtype = plan, world.device, float_dtype(plan)
         self.module = network_on_device(plan, world.device)
-        shared = world.subgroup(plan.norm_replicas)
-        self.statistics = Statistics(self.module, plan.rounds, plan.norm_groups, shared)
-        self.masks = DropoutMasks(self.module, plan.recipe.seed, self.dtype)
-        self._one = torch.ones((), device=world.device)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
-        self._buckets = GradientBuckets(self.parameters, world, self.dtype)
-        forward = recomputing(self.module.cut(plan.recomputed)) if plan.recomputed else self.module
-        self._forward: Callable[..., Any] = torch.compile(forward) if plan.placement.compile else forward
-        self._auxiliary: float = getattr(plan.recipe.model, "auxiliary", 0.0)
+        self.statistics = Statistics(self.module, plan.rounds, plan.norm_groups, world.subgroup(plan.norm_replicas))
+        self.masks = DropoutMasks(self.module, plan.recipe.seed, self.dtype)
         self.augment = Augmentation(plan, world.device)
-        self._loss = make_loss(plan.recipe.loss, plan.facts.classes)
+        self._forward = _placed_forward(self.module, plan)
+        self._head_loss = make_loss(plan.recipe.loss, plan.facts.classes)
+        self._buckets = GradientBuckets(self.parameters, world, self.dtype)
+        self._one = torch.ones((), device=world.device)
 
     def prepare(self, batch: MicroBatch) -> MicroBatch:
         """Do what must be done to a training batch before the part of a step that a CUDA graph can hold."""
@@ -57,13 +53,11 @@ class Whole:
         for index, batch in enumerate(batches):
             images, labels, weights = self._mixed(batch)
             with self._buckets.micro_batch(last=index == len(batches) - 1):
-                scores, *auxiliary = self._class_scores(images, self._pass(index, batch))
-                loss = self._loss(scores, labels, weights)
-                for other in auxiliary:
-                    loss = loss + self._auxiliary * self._loss(other, labels, weights)
+                heads = self._class_scores(images, self._pass(index, batch))
+                loss = self._loss(heads, labels, weights)
                 (loss if loss_scale is None else loss * loss_scale).backward()
             losses.append(loss.detach())
-            hits.append((scores.detach().argmax(1) == batch.labels).sum(dtype=self.dtype))
+            hits.append((heads[0].detach().argmax(1) == batch.labels).sum(dtype=self.dtype))
         if not batches:
             return torch.zeros(len(TRAIN_SUMS), dtype=self.dtype, device=self.device)
         return torch.stack([sum(losses[1:], losses[0]), sum(hits[1:], hits[0])])
@@ -125,8 +119,22 @@ class Whole:
         slots = () if self.plan.placement.compile else self.statistics.slots(index)  # a compiler cuts them itself
         return Batch(self.statistics.pass_rows(index), *self.masks(batch.positions), slots)
 
+    def _loss(self, heads: list[Tensor], labels: Tensor, weights: Tensor | None) -> Tensor:
+        """The loss by the scores of the last head, and by those of auxiliary heads with the recipe's weight."""
+        auxiliary: float = getattr(self.plan.recipe.model, "auxiliary", 0.0)
+        loss = self._head_loss(heads[0], labels, weights)
+        for scores in heads[1:]:
+            loss = loss + auxiliary * self._head_loss(scores, labels, weights)
+        return loss
+
     def _class_scores(self, images: Tensor, batch: Batch | None) -> list[Tensor]:
         """One row of class scores for each image, those of the last head first."""
         with autocast(self.plan, self.device):
             output = self._forward(images, batch=batch)
         return [scores.to(self.dtype) for scores in ((output,) if isinstance(output, Tensor) else output)]
+
+
+def _placed_forward(module: Network, plan: Plan) -> Callable[..., Any]:
+    """The network's forward pass as the placement has it: cut where it is recomputed, and compiled."""
+    forward = recomputing(module.cut(plan.recomputed)) if plan.recomputed else module
+    return torch.compile(forward) if plan.placement.compile else forward

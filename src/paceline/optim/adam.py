@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,10 +25,7 @@ class AdamRule:
     epsilon: float
     lamb: bool = False
     needs_step_count = True
-
-    @property
-    def initial_state(self) -> dict[str, float]:
-        return {"mean": 0.0, "square": 0.0}
+    initial_state: ClassVar = {"mean": 0.0, "square": 0.0}
 
     def update(self, view: StepView) -> tuple[Tensor, dict[str, Tensor]]:
         first, second = self.betas

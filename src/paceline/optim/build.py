@@ -31,11 +31,9 @@ class Optimizer(Protocol):
         All four are 0-dimensional tensors on the device, so that a CUDA graph can hold the step: lr and divisor in the
         device's widest float, `bad` a float32 that is 0 for a good step, and the int64 `step`, which keys rounding.
         """
-        ...
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that the optimizer carries from step to step, by name."""
-        ...
 
 
 def build_optimizer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,10 +32,7 @@ class LarsRule:
     settings: Lars
     skipped: bool
     needs_step_count = False
-
-    @property
-    def initial_state(self) -> dict[str, float]:
-        return {"momentum": 0.0}
+    initial_state: ClassVar = {"momentum": 0.0}
 
     def update(self, view: StepView) -> tuple[Tensor, dict[str, Tensor]]:
         settings, direction = self.settings, self._direction(view)
@@ -58,10 +56,7 @@ class LarcRule:
 
     settings: Larc
     needs_step_count = False
-
-    @property
-    def initial_state(self) -> dict[str, float]:
-        return {"momentum": 0.0}
+    initial_state: ClassVar = {"momentum": 0.0}
 
     def update(self, view: StepView) -> tuple[Tensor, dict[str, Tensor]]:
         settings, gradient, norms = self.settings, view.decayed_gradient, view.flat.norms

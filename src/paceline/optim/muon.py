@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,10 +24,7 @@ class MuonRule:
 
     settings: Muon
     needs_step_count = False
-
-    @property
-    def initial_state(self) -> dict[str, float]:
-        return {"momentum": 0.0}
+    initial_state: ClassVar = {"momentum": 0.0}
 
     def update(self, view: StepView) -> tuple[Tensor, dict[str, Tensor]]:
         settings = self.settings

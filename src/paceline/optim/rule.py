@@ -43,16 +43,13 @@ class Rule(Protocol):
     @property
     def initial_state(self) -> dict[str, float]:
         """The names of the states that each weight has, and their first values."""
-        ...
 
     @property
     def needs_step_count(self) -> bool:
         """Whether the rule depends on the number of good steps."""
-        ...
 
     def update(self, view: StepView) -> tuple[Tensor, dict[str, Tensor]]:
         """New weights and new state; the view stays as it is."""
-        ...
 
 
 class FlatGroup:

@@ -17,6 +17,13 @@ def _upright(bounds: tuple[float, float]) -> tuple[float, float]:
     return bounds
 
 
+def _alpha(value: float) -> float:
+    # Above 1 the method that draws from Beta refuses ever more pairs, and soon all that it tries.
+    if not 0 <= value <= 1:
+        raise ValueError(f"expected the alpha of Beta(alpha, alpha), at most 1, or 0 for no mixup; found {value}")
+    return value
+
+
 def _sides(value: Any) -> dict[str, int]:
     if not isinstance(value, dict):
         raise ValueError("expected times and pixels, such as {0%: 24, 50%: 32}")
@@ -30,6 +37,7 @@ Factors = Annotated[tuple[NotNegative, NotNegative], AfterValidator(_upright)]
 Areas = Annotated[tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]],
                   AfterValidator(_upright)]  # fmt: skip
 Aspects = Annotated[tuple[Positive, Positive], AfterValidator(_upright)]
+Alpha = Annotated[float, AfterValidator(_alpha), WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1})]
 Sides = Annotated[
     dict[str, int],
     PlainValidator(_sides),
@@ -213,7 +221,7 @@ class Mix(Settings):
 
     block: Annotated[int, Field(ge=2)] = 4
     """How many neighbors exchange among themselves; divides the micro-batch."""
-    mixup: Probability = 0.0
+    mixup: Alpha = 0.0
     """Blend each image with the next of its block by a fraction from Beta(mixup, mixup); 0 does not."""
     mixup_larger: bool = True
     """An image's own fraction is the larger one."""

@@ -1,4 +1,4 @@
-"""Which images are trained on and judged: every setting of a data set."""
+"""Which images are trained on and evaluated: every setting of a data set."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Files(Settings):
     resize: Literal["bilinear", "bicubic"] = "bilinear"
     """The filter that makes images larger or smaller; it sees every pixel (antialiased)."""
     evaluation: Annotated[Center | Squash, Field(discriminator="name")] = Center(name="center")
-    """What of a validation image is judged."""
+    """What of a validation image is evaluated."""
     evaluation_side: Count | None = None
     """Height and width that validation images are resized to; left out, as in training."""
     validation: Part | None = None
@@ -162,6 +162,11 @@ class Files(Settings):
             raise ValueError(f"class_names has {len(names)} names, and classes says {self.classes}; leave classes out")
         return self
 
+    @property
+    def turns(self) -> bool:
+        """Whether images are turned upright."""
+        return self.orientation == "honor"
+
     def bad_allowed(self, images: int) -> int:
         """How many of so many images may be damaged."""
         if self.max_bad is not None:
@@ -170,12 +175,12 @@ class Files(Settings):
 
     @property
     def facts(self) -> DataFacts:
-        images, judged, classes = self.images, self.validation_images, self.classes
+        images, validation, classes = self.images, self.validation_images, self.classes
         if self.name == "imagenet":
-            images, judged, classes = images or 1_281_167, judged or 50_000, classes or 1000
-        assert None not in (images, judged, classes), "the index of the files fills these in"
+            images, validation, classes = images or 1_281_167, validation or 50_000, classes or 1000
+        assert None not in (images, validation, classes), "the index of the files fills these in"
         return DataFacts(
-            images or 0, judged or 0, classes or 0, self.side, evaluation_side=self.evaluation_side or self.side
+            images or 0, validation or 0, classes or 0, self.side, evaluation_side=self.evaluation_side or self.side
         )
 
 

@@ -84,14 +84,14 @@ class Loss(Settings):
 
 
 class Evaluate(Settings):
-    """When and how the validation images are judged; the end of a run always is."""
+    """When and how the validation images are evaluated; the end of a run always is."""
 
     every: Interval = Duration.parse("1 epoch")
     """How often."""
     offset: Length = Duration.parse("0 epochs")
-    """How long before the rhythm starts: every 4 epochs with offset 3 epochs judges after epochs 3, 7, 11, ..."""
+    """How long before the rhythm starts: every 4 epochs with offset 3 epochs evaluates after epochs 3, 7, 11, ..."""
     flip: bool = False
-    """Judge by the mean of an image's scores and its mirror image's, at twice the work."""
+    """Evaluate by the mean of an image's scores and its mirror image's, at twice the work."""
 
 
 class EmaSettings(Settings):
@@ -102,7 +102,7 @@ class EmaSettings(Settings):
     every: Interval = Duration.parse("1 step")
     """How often it moves; the older systems' average of 0.97 per epoch is decay 0.97 every 1 epoch."""
     start: Length = Duration.parse("0 epochs")
-    """How long before it begins, as a copy of the weights; until then the weights themselves are judged."""
+    """How long before it begins, as a copy of the weights; until then the weights themselves are evaluated."""
 
 
 class CheckpointAverage(Settings):
@@ -165,7 +165,7 @@ class Recipe(Settings):
     average: CheckpointAverage = CheckpointAverage()
     """The mean of the last checkpoints, taken at the end."""
     evaluate: Evaluate = Evaluate()
-    """When and how validation images are judged."""
+    """When and how validation images are evaluated."""
     on_bad_step: Literal["skip", "stop"] = "skip"
     """What follows a step whose gradient or norm statistics are not finite, which changes nothing: the next one, or, at
     the next report, the end of the run."""

@@ -135,10 +135,10 @@ def instead_of_key(word: str, section: str, keys: Sequence[str], addresses: Sequ
     foreign = [FOREIGN[each] for each in (address, word) if FOREIGN.get(each) in addresses][:1]
     # Who names a section means a key of it; a bare word may belong anywhere.
     exact = foreign or elsewhere(word, addresses)
-    meant = here or ((near or exact) if section else (exact or near))
-    if not meant and word in _NOTHING:
+    better = here or ((near or exact) if section else (exact or near))
+    if not better and word in _NOTHING:
         return f"; {_NOTHING[word]}"
-    return _meant(meant or _similar(word, addresses)) or _listed(sorted(keys))
+    return _meant(better or _similar(word, addresses)) or _listed(sorted(keys))
 
 
 def elsewhere(word: str, addresses: Sequence[str]) -> list[str]:

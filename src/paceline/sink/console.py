@@ -12,14 +12,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from paceline import checkpoint
 from paceline.data.load.quarantine import QUARANTINE, quarantined
 from paceline.planning import Plan
-from paceline.record import Row, Run, best_step, latest
+from paceline.record import Row, Run, Sink, best_step, latest
 from paceline.settings.data import Shapes
 
 NOT_FINITE = "a gradient or a statistic of a norm was not finite"
 """What makes a step bad."""
 
 
-class ConsoleSink:
+class ConsoleSink(Sink):
     """A progress bar with the newest numbers beside it; each validation stays as a line above."""
 
     def __init__(self, plan: Plan, run: Run, console: Console) -> None:

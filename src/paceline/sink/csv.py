@@ -9,8 +9,9 @@ from typing import Any
 from rich.console import Console
 
 from paceline.errors import Broken
+from paceline.files import disk_faults
 from paceline.planning import Plan
-from paceline.record import Row, Run, latest
+from paceline.record import INTACT, Row, Run, Sink, latest
 
 TRAINING = {
     "step": "step",
@@ -41,7 +42,7 @@ TABLES = {"report": ("training", TRAINING), "validation": ("validation", VALIDAT
 _PERCENT = {"last_top1", "top1"}
 
 
-class CsvSink:
+class CsvSink(Sink):
     """Two tables beside the record. Each start writes them anew, so that a resumed run has every row once."""
 
     def __init__(self, _plan: Plan, run: Run, _console: Console) -> None:
@@ -53,9 +54,6 @@ class CsvSink:
         if row["kind"] in TABLES:
             name, columns = TABLES[row["kind"]]
             _write(self._folder / f"{name}.csv", "a", [_cells(self._folder, columns, row)])
-
-    def progress(self, _what: str, _done: int, _total: int) -> None:
-        """The tables have rows only."""
 
 
 def write_tables(folder: Path, rows: list[Row]) -> None:
@@ -71,8 +69,5 @@ def _cells(folder: Path, columns: dict[str, str], row: Row) -> list[Any]:
 
 
 def _write(path: Path, mode: str, lines: list[list[Any]]) -> None:
-    try:
-        with path.open(mode, newline="") as file:
-            csv.writer(file).writerows(lines)
-    except OSError as fault:
-        raise Broken(f"{path}: cannot be written: {fault.strerror}; all checkpoints so far are intact") from None
+    with disk_faults(Broken, path, "cannot be written", INTACT), path.open(mode, newline="") as file:
+        csv.writer(file).writerows(lines)

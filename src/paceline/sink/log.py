@@ -7,13 +7,14 @@ import time
 from rich.console import Console
 
 from paceline.errors import Broken
+from paceline.files import disk_faults
 from paceline.planning import Plan
-from paceline.record import Row, Run
+from paceline.record import INTACT, Row, Run, Sink
 
 LOG = "log.txt"
 
 
-class LogSink:
+class LogSink(Sink):
     """Appends lines to the log of a run."""
 
     def __init__(self, plan: Plan, run: Run, _console: Console) -> None:
@@ -32,14 +33,6 @@ class LogSink:
             case _:
                 pass
 
-    def progress(self, _what: str, _done: int, _total: int) -> None:
-        """The log has rows only."""
-
     def _append(self, line: str) -> None:
-        try:
-            with self._path.open("a") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
-        except OSError as fault:
-            raise Broken(
-                f"{self._path}: cannot be written: {fault.strerror}; all checkpoints so far are intact"
-            ) from None
+        with disk_faults(Broken, self._path, "cannot be written", INTACT), self._path.open("a") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")

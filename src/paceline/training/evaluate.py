@@ -30,22 +30,22 @@ def evaluate_network(session: Session) -> Evaluation:
     """Evaluate the network as it is; raises Stopped if a signal comes before the end."""
     world, total = session.world, session.plan.facts.validation_images
     sums = torch.zeros(len(EVAL_SUMS) + 1, dtype=widest_float(world.device), device=world.device)
-    seen = 0
+    images = 0
     with closing(session.loader.validation()) as batches:
         for batch in batches:
             if session.requests.urgent:
                 sums[-1] = 1  # the others learn of it with the sums, when they come to the end or leave too
                 break
             sums[:-1] += session.state.network.score(batch)
-            seen += batch.count
-            session.run.progress("validation", min(seen * world.replicas, total), total)
+            images += batch.count
+            session.run.progress("validation", min(images * world.replicas, total), total)
     *values, stopped = world.all_reduce(sums).tolist()
     if stopped:
         raise Stopped
     result = dict(zip(EVAL_SUMS, values, strict=True))
-    images = int(result["images"])
-    assert images == total, f"evaluated {images} of {total} images"
-    return {name: value / images for name, value in result.items()} | {"images": images}
+    count = int(result["images"])
+    assert count == total, f"evaluated {count} of {total} images"
+    return {name: value / count for name, value in result.items()} | {"images": count}
 
 
 def validation_is_owed(session: Session) -> bool:

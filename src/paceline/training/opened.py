@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load as tensors_from
 from torch import Tensor
 
 from paceline import checkpoint
@@ -23,6 +22,7 @@ from paceline.errors import Damaged
 from paceline.facts import DataFacts
 from paceline.model.build import build_network
 from paceline.model.network import Network
+from paceline.model.pretrained import evaluated_weights
 from paceline.record import stored_plan
 from paceline.settings.data import Center, Files, Shapes
 from paceline.settings.recipe import Recipe
@@ -58,7 +58,7 @@ class OpenedRun:
         """
         data = self.recipe.data
         how = data.evaluation if isinstance(data, Files) else Center(name="center", short=self.side)
-        turn = isinstance(data, Files) and data.orientation == "honor"
+        turn = isinstance(data, Files) and data.turns
         width, height, flags = parse_header(encoded)
         shown = (height, width) if turn and flags & Flag.ACROSS else (width, height)
         (box,) = evaluation_boxes(how, self.side, *(np.array([edge], np.int64) for edge in shown))
@@ -89,10 +89,7 @@ def open_run(folder: Path, which: str | None = None) -> OpenedRun:
         raise damaged[0]
     step, files = chosen
     network = build_network(recipe, recipe.data.facts)
-    tensors = tensors_from(files[checkpoint.NETWORK])
-    if checkpoint.EMA in files:
-        tensors |= tensors_from(files[checkpoint.EMA])
-    copy_tensors(tensors, network.state_dict(), checkpoint.name_of(step))
+    copy_tensors(evaluated_weights(files), network.state_dict(), checkpoint.name_of(step))
     return OpenedRun(
         folder,
         recipe,

@@ -105,12 +105,7 @@ def _named(plan: Plan, folder: Path | None, images: list[int]) -> list[dict[str,
         return [{"image": number} for number in images]
     assert folder is not None
     table = open_index(plan.data, folder).training
-    found: list[dict[str, str | int]] = []
-    for number in images:
-        row = table.rows[number]
-        path = table.shards[int(row["shard"])]
-        found.append({"image": number, "name": table.name(number), "path": path, "offset": int(row["offset"])})
-    return found
+    return [{"image": number, **table.place(number)} for number in images]
 
 
 def _first_not_finite(module: nn.Module, statistics: Statistics) -> str | None:
@@ -126,7 +121,7 @@ class Watch:
     def __init__(self, module: nn.Module) -> None:
         self.micro_batch = 0
         self._calls: Counter[int] = Counter()
-        self._found: dict[int, tuple[int, str, list[int]]] = {}
+        self._first_calls: dict[int, tuple[int, str, list[int]]] = {}
         """For each micro-batch, the first call of a layer that gave something not finite: its number, the layer's name
         and the places of those images."""
         self._hooks = [
@@ -137,19 +132,19 @@ class Watch:
 
     def first(self) -> tuple[str | None, list[tuple[int, int]]]:
         """The first layer of all micro-batches, and by micro-batch and place in it the images that it concerns."""
-        if not self._found:
+        if not self._first_calls:
             return None, []
-        call, layer, _ = min(self._found.values())
-        same = {number: places for number, (*first, places) in self._found.items() if first == [call, layer]}
+        call, layer, _ = min(self._first_calls.values())
+        same = {number: places for number, (*first, places) in self._first_calls.items() if first == [call, layer]}
         return layer, [(number, place) for number, places in same.items() for place in places]
 
     def _look(self, name: str) -> Any:
-        def hook(_part: nn.Module, _given: Any, made: Any) -> None:
+        def hook(_part: nn.Module, _inputs: Any, output: Any) -> None:
             self._calls[self.micro_batch] += 1
-            if self.micro_batch in self._found or not isinstance(made, Tensor) or bool(made.isfinite().all()):
+            if self.micro_batch in self._first_calls or not isinstance(output, Tensor) or bool(output.isfinite().all()):
                 return
-            bad = ~made.detach().flatten(1).isfinite().all(1)
-            self._found[self.micro_batch] = self._calls[self.micro_batch], name, bad.nonzero().flatten().tolist()
+            bad = ~output.detach().flatten(1).isfinite().all(1)
+            self._first_calls[self.micro_batch] = self._calls[self.micro_batch], name, bad.nonzero().flatten().tolist()
 
         return hook
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from paceline.data.inspect.advice import InputAdvice
 from paceline.errors import INTERRUPTED, Broken, UserError
 from paceline.job import Job
-from paceline.launch import OURS
+from paceline.launch import MESSAGES_FOLDER
 from paceline.planning import Plan
 from paceline.reconcile import fits, mixes
-from paceline.record import Row, Run, start_row
+from paceline.record import Run, start_row
 from paceline.sink import open_sinks
+from paceline.sink.advice import AdviceSink
 from paceline.training.averaging import average_at_end
 from paceline.training.loop import train
 from paceline.training.requests import Stopped
@@ -44,7 +44,7 @@ def _train(session: Session, job: Job, console: Console, command: list[str]) -> 
     plan, world, run = session.plan, session.world, session.run
     before = run.rows()
     if world.first:
-        run.sinks = [*open_sinks(plan, run, console), _AdviceSink(job, run)]
+        run.sinks = [*open_sinks(plan, run, console), AdviceSink(plan, run, job.data_folder, job.machine.cores)]
     restore_newest(session)
     state = session.state
     ended = not before or any(row["kind"] == "end" for row in before)
@@ -61,24 +61,9 @@ def _train(session: Session, job: Job, console: Console, command: list[str]) -> 
     if done:
         average_at_end(session)
     run.write("end" if done else "interrupted", step=state.step)
-    if not done and world.first and OURS in os.environ:
-        Path(os.environ[OURS], "interrupted").touch()
+    if not done and world.first and MESSAGES_FOLDER in os.environ:
+        Path(os.environ[MESSAGES_FOLDER], "interrupted").touch()
     return 0 if done else INTERRUPTED
-
-
-class _AdviceSink:
-    """Notes once in a start that training waits for images, and what may help."""
-
-    def __init__(self, job: Job, run: Run) -> None:
-        self._run, self._advise = run, InputAdvice(job.plan, job.data_folder, job.machine.cores)
-
-    def row(self, row: Row) -> None:
-        text = self._advise(row) if row["kind"] == "report" else None
-        if text is not None:
-            self._run.note(text, warning=True)
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        """Only reports tell how long training waited."""
 
 
 def out_of_memory(plan: Plan) -> str:

@@ -39,8 +39,8 @@ def steps_to_evaluate(folder: Path, selection: Selection) -> list[int]:
         raise RunError(f"{folder}: there is no checkpoint in this run yet")
     if selection.every:
         same = {"kind": selection.kind} | selection.data
-        done = {row["step"] for row in rows_of(folder) if same.items() <= row.items()}
-        return [step for step in saved if step not in done]
+        evaluated = {row["step"] for row in rows_of(folder) if same.items() <= row.items()}
+        return [step for step in saved if step not in evaluated]
     if selection.checkpoint is None:
         return saved[::-1]
     if selection.checkpoint == "best":

@@ -113,6 +113,7 @@ def torch_settings(placement: Placement) -> Iterator[None]:
     finally:
         threads, matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(was_deterministic)
+        if placement.deterministic:  # this call loads torch's compiler, which takes seconds
+            torch.use_deterministic_algorithms(was_deterministic)
         if not had_workspace:
             os.environ.pop(workspace, None)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from paceline.data.index.scan import open_index
 from paceline.data.index.table import Flag, Table
 from paceline.errors import RunError
-from paceline.files import write_whole
+from paceline.files import disk_faults, write_whole
 from paceline.settings.data import Data, Files
 
 FINGERPRINT = "data.json"
@@ -24,10 +24,8 @@ def write_fingerprint(run: Path, data: Data, folder: Path | None) -> None:
     """Write the fingerprint of a run's data into its folder; published and drawn data sets need none."""
     if isinstance(data, Files) and folder is not None:
         path = run / FINGERPRINT
-        try:
+        with disk_faults(RunError, path, "cannot be written"):
             write_whole(path, json.dumps(_fingerprint(data, folder), indent=1))
-        except OSError as fault:
-            raise RunError(f"{path}: cannot be written: {fault.strerror}") from None
 
 
 def check_fingerprint(run: Path, data: Data, folder: Path | None) -> None:

@@ -176,13 +176,12 @@ def _turned(exif: bytes) -> Flag:
     EXIF data is a TIFF header: byte order, the offset of the directory, and there a count of entries of 12 bytes: tag
     (2), type (2), count (4), value (4).
     """
-    order = {b"II*\0": "little", b"MM\0*": "big"}.get(exif[:4])
-    if order is None:
+    integer_of = {b"II*\0": _little, b"MM\0*": _big}.get(exif[:4])
+    if integer_of is None:
         return Flag(0)
 
     def integer(offset: int, count: int) -> int:
-        digits = exif[offset : offset + count]
-        return _little(digits) if order == "little" else _big(digits)
+        return integer_of(exif[offset : offset + count])
 
     directory = integer(4, 4)
     for entry in range(min(integer(directory, 2), len(exif) // 12)):

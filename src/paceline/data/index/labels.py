@@ -124,11 +124,11 @@ class Labels:
     """For each image its class number, counted from 0."""
 
 
-def label_images(found: Sequence[UnitImages], label_file: dict[str, Class] | None, first: int) -> Labels:
+def label_images(by_unit: Sequence[UnitImages], label_file: dict[str, Class] | None, first: int) -> Labels:
     """Find the class of every image in turn; the file of labels overrides what the image files say."""
     names: dict[str, int] = {}
     named, numbers = [], []
-    for images in found:
+    for images in by_unit:
         own = images.rows["label"].astype(np.int64)
         if images.names:
             # Labels count into the names of the unit; labels outside of them pick the extra last entry, -1.

@@ -11,7 +11,7 @@ from paceline.data.index.scan import holds_images, open_index, suggestion
 from paceline.data.index.splits import EvaluationFiles
 from paceline.data.index.table import Flag, Index
 from paceline.errors import DataError
-from paceline.progress import Progress
+from paceline.progress import Progress, silent
 from paceline.settings.data import Cifar, Data, Files, Made, Shapes
 
 CIFAR_FILES = {
@@ -32,7 +32,7 @@ def given_folder(flag: Path | None) -> Path | None:
     return Path(folder) if folder else None
 
 
-def locate(wanted: Data | None, folder: Path | None, progress: Progress | None = None) -> tuple[Data, Path | None]:
+def locate(wanted: Data | None, folder: Path | None, progress: Progress = silent) -> tuple[Data, Path | None]:
     """Find the data set and the folder that holds it; its files tell which it is when the recipe leaves it open.
 
     Images in files are counted, which may take a while the first time.
@@ -61,7 +61,7 @@ def is_known(data: Data | None) -> bool:
     return data is not None and (not isinstance(data, Files) or data.name == "imagenet")
 
 
-def _count_images(data: Files, folder: Path, progress: Progress | None) -> tuple[Files, Path]:
+def _count_images(data: Files, folder: Path, progress: Progress) -> tuple[Files, Path]:
     """Fill in the numbers of images and classes that the files hold."""
     index = open_index(data, folder, progress)
     present = _trained_classes(index) if data.class_names else index.classes
@@ -91,9 +91,7 @@ def _trained_classes(index: Index) -> tuple[str, ...]:
     return tuple(index.classes[label] for label in labels if 0 <= label < len(index.classes))
 
 
-def evaluation_files(
-    data: Files, names: tuple[str, ...], folder: Path, progress: Progress | None = None
-) -> EvaluationFiles:
+def evaluation_files(data: Files, names: tuple[str, ...], folder: Path, progress: Progress = silent) -> EvaluationFiles:
     """Other images of the classes that a run was trained for, to be evaluated like its own validation images."""
     images = EvaluationFiles.model_construct(
         **{**dict(data), "class_names": names, "validation": None, "fraction": 1.0}
@@ -110,7 +108,7 @@ def _inner_folder(class_folder: Path) -> str | None:
     return f"did you mean --data {class_folder}?" if several else None
 
 
-def _recognize(folder: Path, progress: Progress | None) -> tuple[Data, Path]:
+def _recognize(folder: Path, progress: Progress) -> tuple[Data, Path]:
     """Recognize a data set by its files; images in the folder itself come before CIFAR's files below or above it."""
     here, *around = _cifar_folders(folder)
     name = _cifar_in(here)

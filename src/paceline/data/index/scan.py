@@ -24,7 +24,7 @@ from paceline.data.index.splits import EvaluationFiles, assemble_index
 from paceline.data.index.table import Index, Strings, Table
 from paceline.errors import DataError
 from paceline.files import UNFINISHED
-from paceline.progress import Progress
+from paceline.progress import Progress, silent
 from paceline.settings.data import Files
 
 INDEX_VERSION = 3
@@ -44,7 +44,7 @@ def holds_images(folder: Path) -> bool:
     return _format_of(folder) is not None
 
 
-def open_index(data: Files, folder: Path, progress: Progress | None = None, whole: bool = False) -> Index:
+def open_index(data: Files, folder: Path, progress: Progress = silent, whole: bool = False) -> Index:
     """Open the index of the images in a folder; the first process scans the files, all others and later ones reuse it.
 
     With `whole`, data that have no validation split stay in one piece, unless data.validation says otherwise.
@@ -114,7 +114,7 @@ class _Source:
         return f"index-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.safetensors"
 
 
-def _build_index(source: _Source, index_folder: Path, progress: Progress | None) -> Index:
+def _build_index(source: _Source, index_folder: Path, progress: Progress) -> Index:
     """Scan what changed, assemble the index, and write both the scan and the index."""
     before = _read_scan(source.form, index_folder)
     units = source.form.units(source.folder, {name: unit for name, (unit, _) in before.items()})
@@ -134,7 +134,7 @@ def _scan(
     source: _Source,
     units: Sequence[ScanUnit],
     before: Mapping[str, tuple[ScanUnit, UnitImages]],
-    progress: Progress | None,
+    progress: Progress,
 ) -> list[UnitImages]:
     """The images of every unit; those of unchanged units come from the last scan."""
 
@@ -149,8 +149,7 @@ def _scan(
         try:
             for done, (unit, future) in enumerate(zip(changed, futures, strict=True), start=1):
                 by_name[unit.name] = future.result()
-                if progress is not None:
-                    progress(f"indexing {source.folder}", done, len(changed))
+                progress(f"indexing {source.folder}", done, len(changed))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

@@ -35,16 +35,16 @@ class _Images:
 
 
 def assemble_index(
-    form: Format, data: Files, folder: Path, units: Sequence[ScanUnit], found: Sequence[UnitImages], whole: bool
+    form: Format, data: Files, folder: Path, units: Sequence[ScanUnit], by_unit: Sequence[UnitImages], whole: bool
 ) -> Index:
     """Build an index from the images of all units; `whole` keeps data without a validation split in one piece."""
-    images = _concatenate(found)
+    images = _concatenate(by_unit)
     evaluate_only = isinstance(data, EvaluationFiles)
-    validation = np.repeat([unit.split == "validation" for unit in units], [len(one.rows) for one in found])
+    validation = np.repeat([unit.split == "validation" for unit in units], [len(one.rows) for one in by_unit])
     if validation.all() and not evaluate_only:
         raise DataError(f"{folder}: there are no training images; add them in train/, or as train-*")
     first = form.FIRST_LABEL if data.first_label is None else data.first_label
-    labels = label_images(found, read_labels(data, folder), first)
+    labels = label_images(by_unit, read_labels(data, folder), first)
     labeled, notes = _exclude_unlabeled(form, labels, validation, folder, units)
     if evaluate_only and validation.any():
         labeled, notes = labeled & validation, (*notes, f"{folder}: only its validation split is evaluated")
@@ -62,12 +62,12 @@ def assemble_index(
     images.rows["flags"] |= np.where(outside, int(Flag.OTHER_LABEL), 0).astype(np.uint16)
     training, validation = _split_masks(data, folder, images, validation, labeled, whole)
     tables = _table(images, training), _table(images, validation)
-    return Index(form.KIND, folder, names, *tables, (*notes, *form.notes(units, found)))
+    return Index(form.KIND, folder, names, *tables, (*notes, *form.notes(units, by_unit)))
 
 
-def _concatenate(found: Sequence[UnitImages]) -> _Images:
+def _concatenate(by_unit: Sequence[UnitImages]) -> _Images:
     all_rows, shards, objects = [], 0, 0
-    for unit_images in found:
+    for unit_images in by_unit:
         rows = unit_images.rows.copy()
         # Rows count into the shards and objects of their unit; in the concatenation those of earlier units come first.
         rows["shard"] += shards
@@ -76,9 +76,9 @@ def _concatenate(found: Sequence[UnitImages]) -> _Images:
         all_rows.append(rows)
     return _Images(
         np.concatenate(all_rows),
-        [name for unit_images in found for name in unit_images.shards],
-        [key for unit_images in found for key in unit_images.keys],
-        np.concatenate([unit_images.objects for unit_images in found]),
+        [name for unit_images in by_unit for name in unit_images.shards],
+        [key for unit_images in by_unit for key in unit_images.keys],
+        np.concatenate([unit_images.objects for unit_images in by_unit]),
     )
 
 

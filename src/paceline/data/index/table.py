@@ -113,10 +113,19 @@ class Table:
 
     def name(self, index: int) -> str:
         """Where a person finds the image: 'train/n01440764/x.JPEG', or 'train-00001.tar at byte 1,536'."""
-        row = self.rows[index]
+        path, offset, _ = self.span(index)
         # Every format that holds several images in a file begins with something other than an image.
-        offset = f" at byte {int(row['offset']):,}" if row["offset"] else ""
-        return self.shards[int(row["shard"])] + offset
+        return f"{path} at byte {offset:,}" if offset else path
+
+    def span(self, index: int) -> tuple[str, int, int]:
+        """The file that an image is in, as a path relative to the data folder, its first byte there and its length."""
+        row = self.rows[index]
+        return self.shards[int(row["shard"])], int(row["offset"]), int(row["length"])
+
+    def place(self, index: int) -> dict[str, str | int]:
+        """Where an image is, as a row of a run's files says it."""
+        path, offset, _ = self.span(index)
+        return {"name": self.name(index), "path": path, "offset": offset}
 
     def objects_of(self, index: int) -> Objects:
         """The objects of one image."""

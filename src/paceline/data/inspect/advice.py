@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from paceline.data.index.scan import open_index
 from paceline.data.index.table import Flag, Table
-from paceline.errors import UserError
 from paceline.planning import Plan
-from paceline.settings.data import Files
 
-WAITING = 0.2
-"""The fraction of the time that training may wait for images before it says so."""
 PRESET_SIDE = 500
 """The longest side of images in a pack that the usual preset makes smaller."""
 
@@ -62,10 +55,8 @@ def can_decode_on_gpu(plan: Plan) -> bool:
     return plan.recipe.augment.python is None and importlib.util.find_spec("torchvision") is not None
 
 
-def advice(plan: Plan, waiting: float, images_per_second: float, table: Table, cores: int) -> str | None:
+def advice(plan: Plan, waiting: float, images_per_second: float, table: Table, cores: int) -> str:
     """One sentence for a run that waits for images in files: how much it waits, and what may help."""
-    if waiting <= WAITING or not isinstance(plan.data, Files):
-        return None
     possible = remedies(plan, table, cores)
     if PACK in possible or _small_jpegs(table):  # a lossless pack comes first, and small images gain nothing
         possible.remove(SMALLER_PACK)
@@ -80,27 +71,3 @@ def _small_jpegs(table: Table) -> bool:
     longest = np.maximum(table.rows["width"], table.rows["height"])
     jpeg = np.count_nonzero(table.rows["flags"] & Flag.JPEG) > len(table) / 2
     return bool(jpeg and np.median(longest) <= PRESET_SIDE)
-
-
-class InputAdvice:
-    """Gives advice once per start, after the first report that shows training waiting for images."""
-
-    def __init__(self, plan: Plan, folder: Path | None, cores: int) -> None:
-        self._plan, self._folder, self._cores = plan, folder, cores
-        self._rhythm = plan.rhythm(plan.recipe.report)
-        self._reports, self._done = 0, False
-
-    def __call__(self, report: Mapping[str, Any]) -> str | None:
-        """The sentence to show after a report row, or None; the first report, or one cut short, does not count."""
-        data = self._plan.data
-        self._reports += 1
-        if self._done or self._reports == 1 or not self._rhythm.due(report["step"]):
-            return None
-        if report["waiting"] <= WAITING or not isinstance(data, Files) or self._folder is None:
-            return None
-        self._done = True
-        try:
-            table = open_index(data, self._folder).training
-        except (UserError, OSError):
-            return None  # files that have changed meanwhile must not end a run for the sake of advice
-        return advice(self._plan, report["waiting"], report["images_per_second"], table, self._cores)

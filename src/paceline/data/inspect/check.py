@@ -16,7 +16,7 @@ from paceline.data.index.table import Flag, Index, Table
 from paceline.data.load.decode import MOST_PIXELS, Undecodable, decode_into
 from paceline.data.pack.transcode import read_encoded
 from paceline.errors import DataError
-from paceline.progress import Progress
+from paceline.progress import Progress, silent
 from paceline.settings.data import Files
 
 _CHUNK = 32
@@ -37,7 +37,7 @@ class BadImage:
 
 
 def find_bad_images(
-    index: Index, data: Files, threads: int, progress: Progress | None = None
+    index: Index, data: Files, threads: int, progress: Progress = silent
 ) -> Generator[BadImage, None, None]:
     """Decode every image once, whole, and yield each that cannot be decoded, in the order of the index."""
     chunks = [
@@ -56,8 +56,7 @@ def find_bad_images(
         for chunk, bad in zip(chunks, pool.map(lambda chunk: check_chunk(*chunk), chunks), strict=True):
             yield from bad
             done += len(chunk[2])
-            if progress is not None:
-                progress("decoding", done, total)
+            progress("decoding", done, total)
     finally:
         pool.shutdown(cancel_futures=True)  # a caller that stops early need not wait for the rest
 
@@ -68,16 +67,16 @@ def _fault(index: Index, table: Table, image: int, data: Files) -> tuple[str, st
     flags, width, height = int(row["flags"]), int(row["width"]), int(row["height"])
     if flags & Flag.OTHER_LABEL:
         return "label outside the classes", f"its label {int(row['label'])} is none of the {len(index.classes)} classes"
-    path = index.folder / table.shards[int(row["shard"])]
+    name, offset, length = table.span(image)
+    path = index.folder / name
     try:
-        encoded = _read(path, int(row["offset"]), int(row["length"]))
+        encoded = _read(path, offset, length)
     except DataError as fault:
         return "cannot be read", str(fault).removeprefix(f"{path}: ")
-    turn = data.orientation == "honor"
-    whole = (0, 0, width, height) if turn and flags & Flag.ACROSS else (0, 0, height, width)
+    whole = (0, 0, width, height) if data.turns and flags & Flag.ACROSS else (0, 0, height, width)
     try:
         thumbnail = np.empty((_THUMBNAIL, _THUMBNAIL, 3), np.uint8)
-        decode_into(encoded, flags, width, height, whole, False, data.resize, thumbnail, turn=turn)
+        decode_into(encoded, flags, width, height, whole, False, data.resize, thumbnail, turn=data.turns)
     except Undecodable as fault:
         return _kind(row), str(fault)
     return None

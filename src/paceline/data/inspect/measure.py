@@ -30,7 +30,7 @@ from paceline.data.pack.transcode import LossyPreset
 from paceline.data.pack.writer import write_pack
 from paceline.errors import DataError
 from paceline.planning import Plan
-from paceline.progress import Progress
+from paceline.progress import Progress, silent
 from paceline.settings.data import Files
 from paceline.settings.placement import MOST_THREADS
 
@@ -105,7 +105,7 @@ class Sample:
         return ImageFiles(table, self.folder, "training", cache), ImageFiles(table, self.folder, "validation", cache)
 
     def packed(
-        self, out: Path, preset: LossyPreset | None, processes: int | None = None, progress: Progress | None = None
+        self, out: Path, preset: LossyPreset | None, processes: int | None = None, progress: Progress = silent
     ) -> Sample:
         """Write these images into a pack of their own."""
         split = shards.read_split(self.folder, "all")

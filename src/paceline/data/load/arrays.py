@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +55,8 @@ def open_source(plan: Plan, folder: Path | None) -> Source:
     """The data set of a plan, from the folder that was located for it."""
     match plan.data:
         case Shapes():
-            return Source(*(_split(*_shapes(split, count)) for split, count in _shape_splits(plan)))
+            counts = {"train": plan.facts.images, "validation": plan.facts.validation_images}
+            return Source(*(_split(*_shapes(split, count)) for split, count in counts.items()))
         case Cifar():
             assert folder is not None
             return Source(*(_split(*_cifar(plan.data.name, folder, files)) for files in CIFAR_FILES[plan.data.name]))
@@ -90,10 +92,6 @@ def _cifar(name: str, folder: Path, files: list[str]) -> tuple[UInt8s, Int64s]:
     return np.ascontiguousarray(images), labels
 
 
-def _shape_splits(plan: Plan) -> list[tuple[str, int]]:
-    return [("train", plan.facts.images), ("validation", plan.facts.validation_images)]
-
-
 def _shapes(split: str, count: int) -> tuple[UInt8s, Int64s]:
     """A split of `shapes`, from the cache if that is intact."""
     path = cache_folder() / f"shapes-{SHAPES_VERSION}-{split}.bin"
@@ -106,17 +104,10 @@ def _shapes(split: str, count: int) -> tuple[UInt8s, Int64s]:
             return pixels[:size].reshape(count, shapes.SIDE, shapes.SIDE, 3), pixels[size:].astype(np.int64)
     images, labels = shapes.draw_shapes(split, count)
     body = images.tobytes() + labels.astype(np.uint8).tobytes()
-    _keep(path, hashlib.sha256(body).digest() + body)
-    return images, labels
-
-
-def _keep(path: Path, content: bytes) -> None:
-    """Write the cache whole or not at all; a cache that cannot be written is only slower."""
-    try:
+    with suppress(OSError):  # without the cache the next start is only slower
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content)
-    except OSError:
-        return
+        write_whole(path, hashlib.sha256(body).digest() + body)
+    return images, labels
 
 
 def _generated(plan: Plan, split: str, count: int) -> Split:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -61,10 +61,10 @@ def host_inputs(plan: Plan, batches: list[Int64s], device: torch.device) -> list
 
 def ahead(items: Iterator[Item], depth: int = AHEAD) -> Generator[Item, None, None]:
     """The same items, up to `depth` of them computed in advance by a thread, whose faults are raised here."""
-    results: queue.Queue[Callable[[], Item]] = queue.Queue(depth)
+    results: queue.Queue[Future[Item]] = queue.Queue(depth)
     stopped = threading.Event()
 
-    def offer(result: Callable[[], Item]) -> None:
+    def offer(result: Future[Item]) -> None:
         while not stopped.is_set():
             try:
                 results.put(result, timeout=0.1)
@@ -74,40 +74,27 @@ def ahead(items: Iterator[Item], depth: int = AHEAD) -> Generator[Item, None, No
 
     def work() -> None:
         while not stopped.is_set():
+            result = Future[Item]()
             try:
-                item = next(items)
+                result.set_result(next(items))
             except BaseException as fault:  # noqa: BLE001 - raised again in the thread that asks, the end included
-                offer(partial(_raise, fault))
+                result.set_exception(fault)
+            offer(result)
+            if result.exception() is not None:
                 return
-            offer(partial(_same, item))
 
     thread = threading.Thread(target=work, name="images ahead", daemon=True)
     thread.start()
     try:
         while True:
             try:
-                item = results.get()()
+                item = results.get().result()
             except StopIteration:
                 return
             yield item
     finally:
         stopped.set()
         thread.join()  # a thread still inside a library when the interpreter ends would abort the process
-
-
-def _same(item: Item) -> Item:
-    return item
-
-
-def _raise(fault: BaseException) -> NoReturn:
-    raise fault
-
-
-def endless(prepare: Callable[[int], Item], start: int) -> Iterator[Item]:
-    """prepare(start), prepare(start + 1), and so on."""
-    while True:
-        yield prepare(start)
-        start += 1
 
 
 def fill_up(indices: Int64s, size: int) -> Int64s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import traceback
 from collections.abc import Callable, Generator, Iterator
@@ -21,7 +22,7 @@ from paceline.augment.pipeline import training_side
 from paceline.augment.resized_crop import evaluation_boxes, training_boxes
 from paceline.data.index.fingerprint import digest_of
 from paceline.data.index.table import Flag
-from paceline.data.load.batches import HostInputs, MicroBatch, StepBatches, ahead, endless, fill_up, host_inputs
+from paceline.data.load.batches import HostInputs, MicroBatch, StepBatches, ahead, fill_up, host_inputs
 from paceline.data.load.cache import Cache
 from paceline.data.load.decode import Undecodable, decode_into
 from paceline.data.load.image_files import ImageFiles
@@ -81,7 +82,7 @@ class ChunkDecoder:
         try:
             decode_into(
                 split.read(index), flags, int(row["width"]), int(row["height"]), box, flip, self._data.resize, out,
-                decoder="pillow" if self._plan.placement.decoder == "pillow" else "fast", turn=_turns(self._data),
+                decoder="pillow" if self._plan.placement.decoder == "pillow" else "fast", turn=self._data.turns,
             )  # fmt: skip
         except Undecodable as fault:
             return str(fault)
@@ -127,16 +128,13 @@ class Crops(Protocol):
     @property
     def side(self) -> int:
         """Height and width of the decoded images."""
-        ...
 
     @property
     def positions(self) -> Int64s | None:
         """Where training images stand in the endless list."""
-        ...
 
     def boxes(self, offsets: Int64s, indices: Int64s) -> tuple[NDArray[Any], Bools]:
         """The boxes of these images, and which are flipped; `offsets` are the places in the batch that they fill."""
-        ...
 
 
 class FileLoader:
@@ -171,7 +169,7 @@ class FileLoader:
             return list(zip(finishes, host_inputs(plan, batches, self._device), strict=True))
 
         try:
-            with closing(ahead(endless(submit, start), max(1, min(8, IMAGES_AHEAD // per_step)))) as steps:
+            with closing(ahead(map(submit, itertools.count(start)), max(1, min(8, IMAGES_AHEAD // per_step)))) as steps:
                 for step in steps:
                     yield [inputs.batch(*finish()) for finish, inputs in step]
         finally:
@@ -295,9 +293,5 @@ def _sizes(plan: Plan, rows: NDArray[Any]) -> tuple[Int64s, Int64s]:
     """Widths and heights after an image was turned upright, where the data say so."""
     assert isinstance(plan.data, Files)
     widths, heights = rows["width"].astype(np.int64), rows["height"].astype(np.int64)
-    across = (rows["flags"] & Flag.ACROSS) > 0 if _turns(plan.data) else np.zeros(len(rows), bool)
+    across = (rows["flags"] & Flag.ACROSS) > 0 if plan.data.turns else np.zeros(len(rows), bool)
     return np.where(across, heights, widths), np.where(across, widths, heights)
-
-
-def _turns(data: Files) -> bool:
-    return data.orientation == "honor"

@@ -68,8 +68,8 @@ class NvjpegLoader(FileLoader):
             here = torch.cuda.current_stream(self._device)
             decoded = []
             for piece, future in zip(pieces, futures, strict=True):
-                images, done, left = future.result()
-                here.wait_event(done)
+                images, ready, left = future.result()
+                here.wait_event(ready)
                 images.record_stream(here)
                 for offset in left:
                     at = piece.start + offset
@@ -104,9 +104,9 @@ class NvjpegLoader(FileLoader):
                     images = resized
                 else:
                     images[able] = resized
-            done = torch.cuda.Event()
-            done.record()
-        return images, done, sorted(set(range(len(encoded))) - set(able))
+            ready = torch.cuda.Event()
+            ready.record()
+        return images, ready, sorted(set(range(len(encoded))) - set(able))
 
     def _on_host(
         self, split: ImageFiles, indices: Int64s, at: int, boxes: NDArray[Any], flipped: Bools, crops: Crops,
@@ -123,7 +123,7 @@ class NvjpegLoader(FileLoader):
     def _can(self, row: Any, encoded: bytes) -> bool:
         """Whether the accelerator may decode an image: it would not notice that a file is cut short, or too large."""
         flags, (height, width) = int(row["flags"]), _size(row)
-        turned = self._data.orientation == "honor" and flags & Flag.TURNED
+        turned = self._data.turns and flags & Flag.TURNED
         good = bool(flags & Flag.JPEG) and not flags & Flag.OTHER_LABEL and height * width <= MOST_PIXELS
         return good and not turned and encoded.endswith(END)
 

@@ -54,9 +54,8 @@ class ImageFiles:
                 ) from None
 
     def _read(self, index: int) -> bytes:
-        row = self.table.rows[index]
-        offset, length = int(row["offset"]), int(row["length"])
-        path = self.folder / self.table.shards[int(row["shard"])]
+        name, offset, length = self.table.span(index)
+        path = self.folder / name
         if offset == 0 and path.stat().st_size > length:  # a file of its own that was overwritten
             raise DataError(
                 f"{path}: has more than {length:,} bytes, so it has changed since it was indexed; touch its folder to "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -10,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.augment.crop import center_offsets, crop, draw_offsets, pad
+from paceline.augment.crop import crop, draw_offsets, pad
 from paceline.augment.flip import draw_flips
 from paceline.augment.pipeline import Draws, draw_each
 from paceline.data.load.arrays import Source, Split
-from paceline.data.load.batches import HostInputs, MicroBatch, StepBatches, ahead, endless, fill_up, host_inputs
+from paceline.data.load.batches import HostInputs, MicroBatch, StepBatches, ahead, fill_up, host_inputs
 from paceline.data.load.order import evaluation_images, micro_batch_positions, training_order
 from paceline.device import pinned, to_device
 from paceline.numpy_types import Int64s
@@ -54,7 +55,7 @@ class OnDeviceLoader:
             rows = np.vstack([positions, images, offsets, flipped])
             return pinned(rows, self._device), draw_each(plan, batches, self._device)
 
-        with closing(ahead(endless(prepare, 0))) as chunks:
+        with closing(ahead(map(prepare, itertools.count(0)))) as chunks:
             for rows, draws in chunks:
                 positions, *drawn = rows.to(self._device, non_blocking=True)
                 cropped = (*self._crop(self._training, drawn), positions)
@@ -70,7 +71,7 @@ class OnDeviceLoader:
         """Every image once; the last batch is filled up to keep one shape."""
         for indices in evaluation_images(self._plan, self._replica):
             filled = fill_up(indices, self._plan.evaluation_batch)
-            offsets = center_offsets(self._plan.recipe.augment, len(filled))
+            offsets = np.full((2, len(filled)), self._plan.recipe.augment.pad)  # these crop the padding off again
             drawn = to_device(np.vstack([filled, offsets, np.zeros_like(filled)]), self._device)
             yield MicroBatch(*self._crop(self._validation, list(drawn)), len(indices))
 
@@ -87,7 +88,6 @@ class HostLoader:
 
     def __init__(self, plan: Plan, source: Source, replica: int, device: torch.device) -> None:
         self._plan, self._source, self._replica, self._device = plan, source, replica, device
-        self._threads = plan.placement.loader_workers
 
     def training(self, start: int) -> StepBatches:
         """A thread prepares a whole micro-batch; steps come in order whichever thread is first."""
@@ -101,13 +101,13 @@ class HostLoader:
             (inputs,) = host_inputs(self._plan, [positions], self._device)
             return pinned(images, self._device), pinned(split.labels_of(indices), self._device), inputs
 
-        with ThreadPoolExecutor(self._threads) as pool:
+        with ThreadPoolExecutor(self._plan.placement.loader_workers) as pool:
 
             def submit(step: int) -> list[Callable[[], tuple[Tensor, Tensor, HostInputs]]]:
                 batches = micro_batch_positions(self._plan, step, self._replica)
                 return [pool.submit(prepare, batch, order.images(batch)).result for batch in batches]
 
-            with closing(ahead(endless(submit, start))) as steps:
+            with closing(ahead(map(submit, itertools.count(start)))) as steps:
                 for results in steps:
                     prepared = [result() for result in results]
                     yield [inputs.batch(*self._send(images, labels)) for images, labels, inputs in prepared]
@@ -154,7 +154,7 @@ class SyntheticLoader:
             inputs = host_inputs(plan, batches, self._device)
             return [(int(positions[0]), one) for positions, one in zip(batches, inputs, strict=True)]
 
-        with closing(ahead(endless(prepare, start))) as steps:
+        with closing(ahead(map(prepare, itertools.count(start)))) as steps:
             for step in steps:
                 yield [inputs.batch(*_slice(self._training, first, plan.micro_batch)) for first, inputs in step]
 

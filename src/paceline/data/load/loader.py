@@ -25,11 +25,9 @@ class Loader(Protocol):
 
     def training(self, start: int) -> StepBatches:
         """This replica's micro-batches of each step, beginning with step `start`, without end."""
-        ...
 
     def validation(self) -> Generator[MicroBatch, None, None]:
         """This replica's part of the validation images, each once; the last batch says how many of its are real."""
-        ...
 
 
 def open_loader(plan: Plan, folder: Path | None, replica: int, device: torch.device, run: Path | None = None) -> Loader:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.data.load.image_files import ImageFiles
 from paceline.errors import Broken, DataError
+from paceline.files import append_line, disk_faults, read_rows
 
 QUARANTINE = "quarantine.jsonl"
 
@@ -32,7 +33,6 @@ class Quarantine:
     def of(cls, folder: Path | None, most: int) -> Quarantine:
         """One that allows so many images, with those that the folder lists already."""
         quarantine = cls(folder, most)
-        quarantine._end_the_last_line()
         quarantine._earlier = quarantine._listed()
         quarantine._bad.update(quarantine._earlier)
         return quarantine
@@ -45,16 +45,10 @@ class Quarantine:
             self._bad.add(image)
             self._mended.discard(image)
             if new and self.folder is not None:
-                row = split.table.rows[index]
-                line = {
-                    "split": split.split,
-                    "image": index,
-                    "name": split.table.name(index),
-                    "path": split.table.shards[int(row["shard"])],
-                    "offset": int(row["offset"]),
-                    "reason": reason,
-                }
-                self._write(json.dumps(line))
+                row = {"split": split.split, "image": index, **split.table.place(index), "reason": reason}
+                path = self.folder / QUARANTINE
+                with disk_faults(Broken, path, "cannot be written", "what was saved is whole"):
+                    append_line(path, json.dumps(row))
                 self._bad.update(self._listed() - self._mended)
             if len(self._bad) > self.most and is_bad is not None:
                 self._mended |= {one for one in self._earlier - {image} if not is_bad(*one)}
@@ -70,33 +64,14 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._bad)
 
-    def _end_the_last_line(self) -> None:
-        """A kill may have cut it short, and the next image would be written behind it."""
-        path = self.folder / QUARANTINE if self.folder is not None else None
-        if path is not None and path.is_file() and not path.read_bytes().endswith(b"\n"):
-            self._write("")
-
-    def _write(self, line: str) -> None:
-        assert self.folder is not None
-        path = self.folder / QUARANTINE
-        try:
-            with path.open("a") as file:  # one short write each: replicas share the file
-                file.write(line + "\n")
-        except OSError as fault:
-            raise Broken(f"{path}: cannot be written: {fault.strerror}; what was saved is whole") from None
-
     def _listed(self) -> set[tuple[str, int]]:
         return {(str(row["split"]), int(row["image"])) for row in quarantined(self.folder)} if self.folder else set()
 
 
 def quarantined(folder: Path) -> list[dict[str, str | int]]:
     """The images that a run has listed as bad, each once; a line that a kill cut short is skipped."""
-    path = folder / QUARANTINE
     rows: dict[tuple[object, object], dict[str, str | int]] = {}
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        try:
-            row = json.loads(line)
+    for row in read_rows(folder / QUARANTINE):
+        if "split" in row and "image" in row:
             rows.setdefault((row["split"], row["image"]), row)
-        except (ValueError, KeyError):
-            continue
     return list(rows.values())

@@ -55,11 +55,9 @@ class DecodingBatch(Protocol):
 
     def decode(self, chunk: Chunk, first: int) -> Callable[[], Faults]:
         """Start to decode a chunk into the batch from index `first` on; the returned function waits for it."""
-        ...
 
     def to_device(self) -> Tensor:
         """The images on the device; nothing may be written to the batch after that."""
-        ...
 
 
 class Workers(Protocol):
@@ -67,15 +65,12 @@ class Workers(Protocol):
 
     def batch(self, shape: tuple[int, ...]) -> DecodingBatch:
         """A new batch of this shape."""
-        ...
 
     def cancel(self) -> None:
         """Cancel what has not begun: nobody waits for it any more."""
-        ...
 
     def close(self) -> None:
         """End them."""
-        ...
 
 
 class Threads:

@@ -14,21 +14,19 @@ from typing import Any
 import numpy as np
 
 from paceline import keyed
-from paceline.data.index.formats import first_few
+from paceline.data.index.formats import SPLIT_WORDS, first_few
 from paceline.data.index.formats.webdataset import TRUE_KEY
 from paceline.data.index.table import Flag, Index, Table
 from paceline.data.pack import tiles
 from paceline.data.pack.transcode import read_encoded
 from paceline.data.pack.writer import splits_to_write
 from paceline.errors import DataError
-from paceline.files import new_file, write_whole
-from paceline.progress import Progress
+from paceline.files import disk_faults, new_file, write_whole
+from paceline.progress import Progress, silent
 
 _TARS = {"training": "train", "validation": "validation", "all": "all"}
 _FOLDERS = {"training": "train", "validation": "val", "all": ""}
 _ENDINGS = ((b"\x89PNG", "png"), (b"GIF8", "gif"), (b"RIFF", "webp"), (b"BM", "bmp"))
-_SPLIT_WORDS = {"train", "training", "val", "valid", "validation", "eval", "test"}
-"""Names of folders that mean a split, and so cannot be classes."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class _NamedImage:
 
 
 def to_webdataset(
-    index: Index, out: Path, samples: int = 1024, shuffle: int | None = None, progress: Progress | None = None
+    index: Index, out: Path, samples: int = 1024, shuffle: int | None = None, progress: Progress = silent
 ) -> dict[str, Any]:
     """Write tars of so many samples each, in the order of keys or shuffled by a seed; returns their metadata."""
     _make_empty(out)
@@ -83,7 +81,7 @@ def _add_sample(tar: tarfile.TarFile, image: _NamedImage, table: Table) -> None:
         tar.addfile(header, io.BytesIO(content))
 
 
-def to_folder(index: Index, out: Path, progress: Progress | None = None) -> dict[str, Any]:
+def to_folder(index: Index, out: Path, progress: Progress = silent) -> dict[str, Any]:
     """Write files in class folders, below train/ and val/ where there are two splits; returns how many."""
     _refuse_empty_classes(index)
     _make_empty(out)
@@ -101,7 +99,7 @@ def to_folder(index: Index, out: Path, progress: Progress | None = None) -> dict
 
 
 def _images(
-    folder: Path, table: Table, class_folders: list[str], progress: Progress | None, split: str, order: list[int],
+    folder: Path, table: Table, class_folders: list[str], progress: Progress, split: str, order: list[int],
     dots: bool,
 ) -> Iterator[_NamedImage]:  # fmt: skip
     """The images in this order, each with a unique name; without `dots`, for readers to whom a dot ends the key."""
@@ -116,12 +114,12 @@ def _images(
             copy += 1
             name = f"{start}-{copy}"
         used.add(name)
-        encoded = read_encoded(folder / table.shards[int(row["shard"])], int(row["offset"]), int(row["length"]))
+        path, offset, length = table.span(index)
+        encoded = read_encoded(folder / path, offset, length)
         if int(row["flags"]) & Flag.TILED:
             encoded = tiles.remove_tile_lengths(encoded)
         yield _NamedImage(index, name, label, encoded)
-        if progress is not None:
-            progress(f"writing {split}", done, len(order))
+        progress(f"writing {split}", done, len(order))
 
 
 def _ending(encoded: bytes) -> str:
@@ -136,7 +134,8 @@ def _class_folders(classes: tuple[str, ...]) -> list[str]:
         padded = [name.zfill(width) for name in classes]
         if padded == sorted(set(padded)):
             return padded
-    ordinary = all(re.fullmatch(r"\w[\w ,.()'-]*", name) and name.lower() not in _SPLIT_WORDS for name in classes)
+    splits = {word for words in SPLIT_WORDS.values() for word in words}  # a folder called so would be no class
+    ordinary = all(re.fullmatch(r"\w[\w ,.()'-]*", name) and name.lower() not in splits for name in classes)
     if ordinary and list(classes) == sorted(set(classes)):
         return list(classes)
     width = len(str(len(classes)))
@@ -158,9 +157,7 @@ def _refuse_empty_classes(index: Index) -> None:
 
 def _make_empty(out: Path) -> None:
     """Create the folder to write into; nothing else may be in it."""
-    try:
+    with disk_faults(DataError, out, "cannot be written"):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as fault:
-        raise DataError(f"{out}: cannot be written: {fault.strerror}") from None
     if any(out.iterdir()):
         raise DataError(f"{out}: this folder is not empty; write a new folder")

@@ -19,7 +19,7 @@ from paceline.data.index.formats import SplitName
 from paceline.data.index.table import ROW, Rows, Strings, Table
 from paceline.errors import DataError
 from paceline.files import new_file, read_exactly
-from paceline.progress import Progress
+from paceline.progress import Progress, silent
 
 PACK_VERSION = 1
 """Goes up when older versions of Paceline would read a pack wrongly."""
@@ -30,6 +30,9 @@ SPLIT_NAMES: tuple[SplitName, ...] = ("training", "validation", "all")
 Checksums = NDArray[np.uint32]
 """The CRC-32 of each image's bytes."""
 
+_THREADS = 4
+_CHUNK = 1024
+"""Images that a thread verifies at a time."""
 _HEAD = b"paceline pack %03d\n"
 
 
@@ -141,19 +144,18 @@ def finished_shard(path: Path, images: int) -> tuple[Rows, Checksums] | None:
     return stored.arrays["rows"], stored.arrays["checks"]
 
 
-def verify_pack(folder: Path, progress: Progress | None = None, threads: int = 4) -> int:
+def verify_pack(folder: Path, progress: Progress = silent) -> int:
     """Read every image of a pack and compare its checksum; returns the number of images."""
     names = packed_splits(folder)
     if not names:
         raise DataError(f"{folder}: there is no finished pack here; write one with paceline data pack SOURCE {folder}")
     splits = [read_split(folder, name) for name in names]
     total, done, wrong = sum(len(split.table) for split in splits), 0, list[str]()
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(_THREADS) as pool:
         for count, bad in pool.map(lambda chunk: _verify_chunk(folder, *chunk), list(_chunks(splits))):
             done += count
             wrong += bad
-            if progress is not None:
-                progress("verifying", done, total)
+            progress("verifying", done, total)
     if wrong:
         raise DataError(
             f"{folder}: {len(wrong):,} of {total:,} images are not what was packed, the first is {wrong[0]}; remove "
@@ -162,20 +164,20 @@ def verify_pack(folder: Path, progress: Progress | None = None, threads: int = 4
     return total
 
 
-def _chunks(splits: Sequence[PackedSplit], images: int = 1024) -> Iterator[tuple[PackedSplit, range]]:
+def _chunks(splits: Sequence[PackedSplit]) -> Iterator[tuple[PackedSplit, range]]:
     for split in splits:
-        for start in range(0, len(split.table), images):
-            yield split, range(start, min(start + images, len(split.table)))
+        for start in range(0, len(split.table), _CHUNK):
+            yield split, range(start, min(start + _CHUNK, len(split.table)))
 
 
 def _verify_chunk(folder: Path, split: PackedSplit, images: range) -> tuple[int, list[str]]:
     """How many images were read, and the names of those that are wrong."""
     wrong = []
     for image in images:
-        row = split.table.rows[image]
-        path = folder / split.table.shards[int(row["shard"])]
+        name, offset, length = split.table.span(image)
+        path = folder / name
         try:
-            intact = zlib.crc32(read_exactly(path, int(row["offset"]), int(row["length"]))) == split.checksums[image]
+            intact = zlib.crc32(read_exactly(path, offset, length)) == split.checksums[image]
         except DataError:  # the shard is too short
             intact = False
         except OSError as fault:

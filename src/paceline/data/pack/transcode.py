@@ -11,7 +11,7 @@ from paceline.data.index.image_header import ORIENTATION, PILLOW_FORMATS, exif_o
 from paceline.data.index.table import Flag
 from paceline.data.pack import tiles
 from paceline.errors import DataError
-from paceline.files import read_exactly
+from paceline.files import disk_faults, read_exactly
 
 _TILED = Flag.JPEG | Flag.SEQUENTIAL | Flag.TILED
 _LONGEST_SIDE = 65_500
@@ -70,10 +70,8 @@ def transcode(image: SourceImage) -> PackedImage:
 
 def read_encoded(path: Path, offset: int, length: int) -> bytes:
     """Read the bytes of an image; a DataError names a file that cannot be read or is too short."""
-    try:
+    with disk_faults(DataError, path, "cannot be read"):
         return read_exactly(path, offset, length)
-    except OSError as fault:
-        raise DataError(f"{path}: cannot be read: {fault.strerror or fault}") from None
 
 
 def _shrink(encoded: bytes, preset: LossyPreset) -> PackedImage | None:

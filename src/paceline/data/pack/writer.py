@@ -21,7 +21,7 @@ from paceline.data.pack.shards import Checksums, PackedSplit
 from paceline.data.pack.transcode import LossyPreset, PackedImage, SourceImage
 from paceline.errors import DataError
 from paceline.files import UNFINISHED
-from paceline.progress import Progress
+from paceline.progress import Progress, silent
 
 SHARD_BYTES = 256 << 20
 """About how many bytes of the source go into one shard."""
@@ -70,7 +70,7 @@ def write_pack(
     out: Path,
     preset: LossyPreset | None = None,
     processes: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     shard_bytes: int = SHARD_BYTES,
 ) -> PackSummary:
     """Write every image of a data set into a pack in the folder `out`, or complete it, and verify the result."""
@@ -165,7 +165,7 @@ def _shard_plans(split: str, table: Table, shard_bytes: int) -> list[_ShardPlan]
 
 def _write_shards(
     folder: Path, out: Path, plans: list[_ShardPlan], preset: LossyPreset | None, processes: int | None,
-    progress: Progress | None,
+    progress: Progress,
 ) -> None:  # fmt: skip
     """Write the missing shards one after the other, from images that are transcoded in parallel."""
     missing = [plan for plan in plans if plan.finished(out) is None]
@@ -184,8 +184,7 @@ def _write_shards(
                     checksums[index] = zlib.crc32(image.encoded)
                     shard.write(image.encoded)
                     done += 1
-                    if progress is not None:
-                        progress("packing", done, total)
+                    progress("packing", done, total)
             shards.finish_shard(plan.path(out), rows, checksums)
 
 
@@ -196,12 +195,10 @@ def _fill_row(rows: Rows, index: int, shard: int, offset: int, image: PackedImag
 
 def _source_images(folder: Path, plans: list[_ShardPlan], preset: LossyPreset | None) -> Iterator[SourceImage]:
     for plan in plans:
-        for row in plan.table.rows[plan.first : plan.last]:
-            path = folder / plan.table.shards[int(row["shard"])]
-            offset, length, width, height, flags = (
-                int(row[name]) for name in ("offset", "length", "width", "height", "flags")
-            )
-            yield SourceImage(str(path), offset, length, width, height, flags, preset)
+        for image in range(plan.first, plan.last):
+            path, offset, length = plan.table.span(image)
+            width, height, flags = (int(plan.table.rows[name][image]) for name in ("width", "height", "flags"))
+            yield SourceImage(str(folder / path), offset, length, width, height, flags, preset)
 
 
 def _merge(out: Path, split: str, table: Table, index: Index, plans: list[_ShardPlan]) -> PackedSplit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -12,8 +13,9 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.index.table import ROW, Objects, Rows, Strings
+from paceline.data.index.table import Objects, Rows, Strings
 from paceline.errors import DataError
+from paceline.files import disk_faults
 
 SplitName = Literal["training", "validation", "all"]
 """`all` is data without a validation split of their own."""
@@ -77,30 +79,31 @@ class Format(Protocol):
     def recognize(self, folder: Path) -> bool:
         """Whether the folder holds this format; looks at a few names only."""
 
-    def units(self, folder: Path, before: Mapping[str, ScanUnit]) -> list[ScanUnit]:
+    def units(self, folder: Path, before: Mapping[str, ScanUnit], /) -> list[ScanUnit]:
         """All scan units with their present stamps, in a fixed order; `before` is what the last scan saw, by name."""
 
     def scan(self, folder: Path, unit: ScanUnit) -> UnitImages:
         """Find every image of one unit; called from several threads, and only for units that changed."""
 
-    def classes(self, folder: Path) -> tuple[str, ...] | None:
+    def classes(self, folder: Path, /) -> tuple[str, ...] | None:
         """The class names in their order, where the format stores them (packs); else None."""
 
     def notes(self, units: Sequence[ScanUnit], images: Sequence[UnitImages], /) -> tuple[str, ...]:
         """Notes for the user: how the files were read and what was skipped."""
 
 
-_SPLIT_WORDS: tuple[tuple[SplitName, str], ...] = (
-    ("training", r"train|training"),
-    ("validation", r"val|valid|validation|test|eval"),
-)
+SPLIT_WORDS: dict[SplitName, tuple[str, ...]] = {
+    "training": ("train", "training"),
+    "validation": ("val", "valid", "validation", "eval", "test"),
+}
+"""What a split is called; of several folders for validation the first counts: a test split often has no labels."""
 
 
 def split_of(path: str) -> SplitName:
     """The split that a shard's name, or else its folder's name, speaks of: 'train-00001.tar', 'val/0.tfrecord'."""
     for name in reversed(path.lower().split("/")):
-        for split, words in _SPLIT_WORDS:
-            if re.search(rf"(?<![a-z])({words})(?![a-z])", name):
+        for split, words in SPLIT_WORDS.items():
+            if re.search(rf"(?<![a-z])({'|'.join(words)})(?![a-z])", name):
                 return split
     return "all"
 
@@ -111,11 +114,19 @@ _COMPRESSED = re.compile(r"\.t?gz$|\.tar\.\w+$", re.IGNORECASE)
 
 def visible_entries(folder: Path) -> Iterator[os.DirEntry[str]]:
     """What is in a folder, in no order, without hidden files and what a disk keeps at its root."""
-    try:
-        with os.scandir(folder) as entries:
-            yield from (entry for entry in entries if not entry.name.startswith(".") and entry.name != "lost+found")
-    except OSError as fault:
-        raise DataError(f"{folder}: cannot be read: {fault.strerror}") from None
+    with disk_faults(DataError, folder, "cannot be read"), os.scandir(folder) as entries:
+        yield from (entry for entry in entries if not entry.name.startswith(".") and entry.name != "lost+found")
+
+
+@contextmanager
+def open_shard(path: Path) -> Iterator[int]:
+    """The descriptor of a file that is read here and there."""
+    with disk_faults(DataError, path, "cannot be read"):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
 
 def holds_shards(folder: Path) -> bool:
@@ -171,8 +182,3 @@ def first_few(names: Sequence[str]) -> str:
 def as_label(value: int) -> int:
     """A label that fits a row; a number that does not fit is no label."""
     return value if abs(value) < 1 << 31 else UNLABELED
-
-
-def empty_rows(count: int) -> Rows:
-    """Rows to be filled in."""
-    return np.zeros(count, ROW)

@@ -12,25 +12,24 @@ import numpy as np
 
 from paceline.data.index.formats import (
     IMAGE_ENDINGS,
+    SPLIT_WORDS,
     UNLABELED,
     ScanUnit,
     SplitName,
     UnitImages,
-    empty_rows,
     first_few,
     holds_shards,
     visible_entries,
 )
 from paceline.data.index.image_header import read_header
-from paceline.data.index.table import Flag
+from paceline.data.index.table import ROW, Flag
 from paceline.errors import DataError
+from paceline.files import disk_faults
 
 KIND = "folder"
 FIRST_LABEL = 0
 
-_TRAINING = ("train", "training")
-_VALIDATION = ("val", "valid", "validation", "eval", "test")
-"""Of several, the first counts: the test split of many data sets has no labels."""
+_TRAINING, _VALIDATION = SPLIT_WORDS["training"], SPLIT_WORDS["validation"]
 
 _TEXTS = ("", ".csv", ".json", ".txt", ".md", ".yaml", ".html", ".xml")
 """Files that may describe the images; beside class folders nobody misses them."""
@@ -96,7 +95,7 @@ def scan(folder: Path, unit: ScanUnit) -> UnitImages:
     names, others = _files(folder / unit.name)
     skipped = others if label_names else Counter({end: others[end] for end in others if end not in _TEXTS})
     chunks = [names[start : start + _CHUNK] for start in range(0, len(names), _CHUNK)]
-    rows = empty_rows(len(names))
+    rows = np.zeros(len(names), ROW)
     if len(chunks) > 1:
         with ThreadPoolExecutor(_THREADS) as pool:
             read = pool.map(lambda chunk: _read_headers(folder / unit.name, chunk), chunks)
@@ -112,9 +111,8 @@ def scan(folder: Path, unit: ScanUnit) -> UnitImages:
     return UnitImages(rows, [start + name for name in names], keys, names=label_names, skipped=skipped)
 
 
-def classes(folder: Path) -> tuple[str, ...] | None:
+def classes(_folder: Path) -> tuple[str, ...] | None:
     """None: the names of folders have no order of their own, so they are sorted."""
-    del folder
     return None
 
 
@@ -146,10 +144,8 @@ def _class_of(unit: ScanUnit) -> tuple[str, ...]:
 
 
 def _stamp(folder: Path) -> tuple[int, int]:
-    try:
+    with disk_faults(DataError, folder, "cannot be read"):
         return 0, folder.stat().st_mtime_ns
-    except OSError as fault:
-        raise DataError(f"{folder}: cannot be read: {fault.strerror}") from None
 
 
 def _folders(folder: Path) -> tuple[str, ...]:

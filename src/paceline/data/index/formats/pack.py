@@ -18,9 +18,8 @@ def recognize(folder: Path) -> bool:
     return (folder / shards.PLAN).is_file() or bool(shards.packed_splits(folder))
 
 
-def units(folder: Path, before: Mapping[str, ScanUnit]) -> list[ScanUnit]:
+def units(folder: Path, _before: Mapping[str, ScanUnit]) -> list[ScanUnit]:
     """The index file of each split."""
-    del before
     splits = shards.packed_splits(folder)
     if not splits:
         raise DataError(f"{folder}: this pack is not finished; run the paceline data pack that began it again")

@@ -18,13 +18,13 @@ from paceline.data.index.formats import (
     ScanUnit,
     UnitImages,
     as_label,
-    empty_rows,
+    open_shard,
     shard_units,
     uncompressed_units,
     valid_objects,
 )
 from paceline.data.index.image_header import HEADER_BYTES, read_header
-from paceline.data.index.table import Objects
+from paceline.data.index.table import ROW, Objects
 from paceline.errors import DataError
 
 KIND = "tfrecord"
@@ -51,47 +51,36 @@ def recognize(folder: Path) -> bool:
     return bool(shard_units(folder, _FILES))
 
 
-def units(folder: Path, before: Mapping[str, ScanUnit]) -> list[ScanUnit]:
+def units(folder: Path, _before: Mapping[str, ScanUnit]) -> list[ScanUnit]:
     """Every file."""
-    del before
     return uncompressed_units(folder, _FILES)
 
 
 def scan(folder: Path, unit: ScanUnit) -> UnitImages:
     """Find every image of one file, and test its checksums."""
     path = folder / unit.name
-    reader = _Records(path)
-    try:
-        images: list[tuple[int, ...]] = []
-        keys: list[str] = []
-        objects: list[Objects] = []
-        for start, record in reader:
+    images: list[tuple[int, ...]] = []
+    keys: list[str] = []
+    objects: list[Objects] = []
+    with open_shard(path) as descriptor:
+        for start, record in _records(descriptor, path):
             try:
-                image, label, name, boxes = _example(record)
+                (first, last), label, name, boxes = _example(record)
             except _Malformed as fault:
                 raise DataError(f"{path} at byte {start - _HEAD:,}: {fault}; write the file again") from None
-            width, height, flags = read_header(
-                reader.descriptor,
-                start + image[0],
-                image[1] - image[0],
-                record[image[0] : min(image[1], image[0] + HEADER_BYTES)],
-            )
-            images.append((start + image[0], image[1] - image[0], 0, label, width, height, 0, len(boxes), int(flags)))
+            content = record[first : min(last, first + HEADER_BYTES)]
+            width, height, flags = read_header(descriptor, start + first, last - first, content)
+            images.append((start + first, last - first, 0, label, width, height, 0, len(boxes), int(flags)))
             keys.append(PurePosixPath(name).stem if name else f"{path.name}-{len(keys):08d}")
             objects.append(boxes)
-    except OSError as fault:
-        raise DataError(f"{path}: cannot be read: {fault.strerror}") from None
-    finally:
-        reader.close()
-    rows = empty_rows(len(images))
+    rows = np.zeros(len(images), ROW)
     rows[:] = images
     rows["first_object"] = np.cumsum(rows["objects"], dtype=np.int64) - rows["objects"]
     return UnitImages(rows, [unit.name], keys, np.concatenate([np.zeros((0, 4), np.float32), *objects]))
 
 
-def classes(folder: Path) -> tuple[str, ...] | None:
+def classes(_folder: Path) -> tuple[str, ...] | None:
     """None: labels are numbers."""
-    del folder
     return None
 
 
@@ -122,43 +111,31 @@ def _matches(content: bytes, masked: bytes) -> bool:
     return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF == int.from_bytes(masked, "little")
 
 
-class _Records:
-    """Iterates over the records of a file: the offset of each, and its bytes."""
+def _records(descriptor: int, path: Path) -> Iterator[tuple[int, bytes]]:
+    """The offset of each record of a file, and its bytes."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as fault:
-            raise DataError(f"{path}: cannot be read: {fault.strerror}") from None
-        self.size = os.fstat(self.descriptor).st_size
+    def fault(what: str) -> DataError:
+        return DataError(f"{path} at byte {offset:,}: {what}; copy the file again")
 
-    def close(self) -> None:
-        os.close(self.descriptor)
-
-    def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        offset = 0
-        while offset < self.size:
-            head = os.pread(self.descriptor, _HEAD, offset)
-            if len(head) < _HEAD:
-                raise self._fault(offset, "the file is cut")
-            if not _matches(head[:8], head[8:]):
-                raise self._fault(offset, "the checksum of a record's length is wrong")
-            length = int.from_bytes(head[:8], "little")
-            if length > self.size - offset - _HEAD - 4:
-                raise self._fault(offset, f"the file is cut, or a record is not {length:,} bytes long")
-            if length > _LARGEST:
-                raise self._fault(offset, f"a record of {length:,} bytes is no image")
-            content = os.pread(self.descriptor, length + 4, offset + _HEAD)
-            if len(content) < length + 4:
-                raise self._fault(offset, "the file is cut")
-            if not _matches(content[:-4], content[-4:]):
-                raise self._fault(offset, "the checksum of a record is wrong")
-            yield offset + _HEAD, content[:-4]
-            offset += _HEAD + length + 4
-
-    def _fault(self, offset: int, what: str) -> DataError:
-        return DataError(f"{self.path} at byte {offset:,}: {what}; copy the file again")
+    size, offset = os.fstat(descriptor).st_size, 0
+    while offset < size:
+        head = os.pread(descriptor, _HEAD, offset)
+        if len(head) < _HEAD:
+            raise fault("the file is cut")
+        if not _matches(head[:8], head[8:]):
+            raise fault("the checksum of a record's length is wrong")
+        length = int.from_bytes(head[:8], "little")
+        if length > size - offset - _HEAD - 4:
+            raise fault(f"the file is cut, or a record is not {length:,} bytes long")
+        if length > _LARGEST:
+            raise fault(f"a record of {length:,} bytes is no image")
+        content = os.pread(descriptor, length + 4, offset + _HEAD)
+        if len(content) < length + 4:
+            raise fault("the file is cut")
+        if not _matches(content[:-4], content[-4:]):
+            raise fault("the checksum of a record is wrong")
+        yield offset + _HEAD, content[:-4]
+        offset += _HEAD + length + 4
 
 
 class _Malformed(Exception):

@@ -17,13 +17,13 @@ from paceline.data.index.formats import (
     ScanUnit,
     UnitImages,
     as_label,
-    empty_rows,
+    open_shard,
     shard_units,
     uncompressed_units,
     valid_objects,
 )
 from paceline.data.index.image_header import HEADER_BYTES, read_header
-from paceline.data.index.table import Objects
+from paceline.data.index.table import ROW, Objects
 from paceline.errors import DataError
 
 KIND = "webdataset"
@@ -48,9 +48,8 @@ def recognize(folder: Path) -> bool:
     return bool(shard_units(folder, _FILES))
 
 
-def units(folder: Path, before: Mapping[str, ScanUnit]) -> list[ScanUnit]:
+def units(folder: Path, _before: Mapping[str, ScanUnit]) -> list[ScanUnit]:
     """Every tar."""
-    del before
     return uncompressed_units(folder, _FILES)
 
 
@@ -68,18 +67,12 @@ class _Sample:
 def scan(folder: Path, unit: ScanUnit) -> UnitImages:
     """Find every sample of one tar that has an image."""
     path = folder / unit.name
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            everything = _samples(descriptor, path)
-        finally:
-            os.close(descriptor)
-    except OSError as fault:
-        raise DataError(f"{path}: cannot be read: {fault.strerror}") from None
+    with open_shard(path) as descriptor:
+        everything = _samples(descriptor, path)
     samples = [sample for sample in everything if sample.image is not None]
     without_image = sum(sample.image is None and sample.label != UNLABELED for sample in everything)
     objects = [_NO_OBJECTS if sample.objects is None else sample.objects for sample in samples]
-    rows = empty_rows(len(samples))
+    rows = np.zeros(len(samples), ROW)
     if samples:
         columns = np.array([sample.image for sample in samples], np.uint64).T
         rows["offset"], rows["length"], rows["width"], rows["height"], rows["flags"] = columns
