@@ -67,7 +67,7 @@ def append_line(path: Path, line: str) -> None:
     start = "\n" if is_torn(path) else ""
     # A pipe in its place would be waited for.
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
-    with open(descriptor, "a") as file:
+    with open(descriptor, "a") as file:  # noqa: PTH123 - of a descriptor
         file.write(f"{start}{line}\n")
 
 
