@@ -114,6 +114,13 @@ class Augmentation:
     def __call__(self, images: Tensor, labels: Tensor, draws: Draws) -> tuple[Tensor, Tensor, Tensor | None]:
         """Prepared images after all other augmentations, normalized; their labels, and the labels' weights where images
         are mixed."""
+        images = self.unmixed(images, draws)
+        if "mix" not in draws.numbers:
+            return images, labels, None
+        return mix(images, labels, draws.numbers["mix"], self._block)
+
+    def unmixed(self, images: Tensor, draws: Draws) -> Tensor:
+        """Prepared images after all other augmentations but mixing, normalized: what is done to each image alone."""
         for name, operation in BEFORE_NORMALIZE.items():
             if name in draws.numbers:
                 images = operation.apply(self._augment, images.to(self._dtype), draws.numbers[name])
@@ -124,7 +131,4 @@ class Augmentation:
         for name, operation in AFTER_NORMALIZE.items():
             if name in draws.numbers:
                 images = operation.apply(self._augment, images, draws.numbers[name])
-        images = images.contiguous(memory_format=torch.channels_last)
-        if "mix" not in draws.numbers:
-            return images, labels, None
-        return mix(images, labels, draws.numbers["mix"], self._block)
+        return images.contiguous(memory_format=torch.channels_last)
