@@ -88,7 +88,7 @@ def _draw_alike(plan: Plan, batches: list[Int64s], side: int, device: torch.devi
     layers_each = zip(*(layer.split(sizes) for layer in layers), strict=True) if layers else [()] * len(batches)
     numbers: list[dict[str, Tensor]] = [{} for _ in batches]
     for name, draw_numbers in _DRAWN.items():
-        drawn = draw_numbers(plan.recipe, positions, side)
+        drawn = draw_numbers(plan.recipe, positions, loaded_side if name in BEFORE_NORMALIZE else side)
         if drawn is not None:
             pieces = np.split(drawn, np.cumsum(sizes)[:-1], axis=1)
             for one, piece in zip(numbers, pieces, strict=True):
