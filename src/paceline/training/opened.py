@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from safetensors.torch import load as tensors_from
 from torch import Tensor
 
@@ -52,10 +53,13 @@ class OpenedRun:
         return self.facts.evaluation_side or self.facts.side
 
     def preprocess(self, encoded: bytes) -> NDArray[np.uint8]:
-        """The pixels [side, side, 3] of an encoded image, cropped and resized as validation images are.
+        """The pixels [side, side, channels] of an encoded image, cropped and resized as validation images are; of one
+        channel, its luma.
 
         Raises decode.Undecodable for bytes that are no image.
         """
+        if self.facts.channels not in (1, 3):
+            raise RunError(f"{self.folder}: takes images of {self.facts.channels} channels, which no image file has")
         data = self.recipe.data
         how = data.evaluation if isinstance(data, Files) else Center(name="center", short=self.side)
         turn = isinstance(data, Files) and data.orientation == "honor"
@@ -65,7 +69,7 @@ class OpenedRun:
         pixels = np.empty((self.side, self.side, 3), np.uint8)
         resize = data.resize if isinstance(data, Files) else "bilinear"
         decode_into(encoded, int(flags), width, height, box, False, resize, pixels, turn=turn)
-        return pixels
+        return pixels if self.facts.channels == 3 else np.array(Image.fromarray(pixels).convert("L"))[:, :, None]
 
     @torch.inference_mode()
     def scores(self, pixels: NDArray[np.uint8]) -> Tensor:
