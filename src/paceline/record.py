@@ -31,6 +31,8 @@ Row = dict[str, Any]
 
 PLAN, RECORD = "plan.yaml", "record.jsonl"
 Mode = Literal["own", "append", "read"]
+NOT_FINITE = "a gradient or a statistic of a norm was not finite"
+"""What makes a step one of a report's bad steps, for people."""
 
 
 class Stored(Settings):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -13,13 +12,8 @@ import torch
 from paceline import schedule
 from paceline.planning import Plan
 from paceline.record import Row, latest
+from paceline.training.bad_steps import longest_streak
 from paceline.training.state import State
-
-
-def longest_streak(steps: list[int], after: int) -> list[int]:
-    """The most of these steps that follow each other, of the rows that reach beyond `after`."""
-    rows = ([step for _, step in row] for _, row in groupby(enumerate(steps), lambda pair: pair[1] - pair[0]))
-    return max((row for row in rows if row[-1] > after), key=len, default=[])
 
 
 class Clock:
