@@ -16,7 +16,7 @@ from paceline.model.batch import Batch
 from paceline.model.dropout import DropoutMasks
 from paceline.model.exchange import GradientBuckets
 from paceline.model.loss import make_loss
-from paceline.model.metrics import TRAIN_SUMS, evaluation_sums
+from paceline.model.metrics import TRAIN_SUMS, EvaluationSums, evaluation_sums
 from paceline.model.network import recomputing
 from paceline.model.norm import Statistics
 from paceline.model.precision import autocast, network_on_device
@@ -110,8 +110,8 @@ class Whole:
         return scores
 
     @torch.inference_mode()
-    def score(self, batch: MicroBatch) -> Tensor:
-        """EVAL_SUMS over the real images of a batch."""
+    def evaluation_sums(self, batch: MicroBatch) -> EvaluationSums:
+        """Sums over the real images of a validation batch."""
         return evaluation_sums(self.scores(self.augment.normalize(batch.images)), batch.labels, batch.count)
 
     def _mixed(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
