@@ -75,7 +75,11 @@ def _of_run(folder: Path) -> Weights:
     newest = checkpoint.newest_intact(folder / "checkpoints", damaged=lambda _: None)
     if newest is None:
         raise DataError(f"init.from: {folder} holds no intact checkpoint")
-    _, files = newest
+    return evaluated_weights(newest[1])
+
+
+def evaluated_weights(files: checkpoint.CheckpointFiles) -> Weights:
+    """The weights of a checkpoint that are evaluated: its EMA where it has one."""
     ema = files.get(checkpoint.EMA)
     return tensors_from(files[checkpoint.NETWORK]) | (tensors_from(ema) if ema else {})
 

@@ -17,7 +17,7 @@ from paceline.model.dropout import DropoutMasks
 from paceline.model.exchange import GradientBuckets
 from paceline.model.loss import make_loss
 from paceline.model.metrics import TRAIN_SUMS, EvaluationSums, evaluation_sums
-from paceline.model.network import recomputing
+from paceline.model.network import mirrored_scores, recomputing
 from paceline.model.norm import Statistics
 from paceline.model.precision import autocast, network_on_device
 from paceline.planning import Plan
@@ -104,10 +104,9 @@ class Whole:
         """Class scores of normalized images in evaluation; the mean over both mirror images if the recipe says so."""
         if self.module.training:
             self.module.eval()
-        (scores,) = self._class_scores(images, None)
-        if self.plan.recipe.evaluate.flip:
-            scores = (scores + self._class_scores(images.flip(3), None)[0]) / 2
-        return scores
+        return mirrored_scores(
+            lambda images: self._class_scores(images, None)[0], images, self.plan.recipe.evaluate.flip
+        )
 
     @torch.inference_mode()
     def evaluation_sums(self, batch: MicroBatch) -> EvaluationSums:

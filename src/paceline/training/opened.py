@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from safetensors.torch import load as tensors_from
 from torch import Tensor
 
 from paceline import checkpoint
@@ -23,7 +23,8 @@ from paceline.data.load.shapes import CLASSES as SHAPES_CLASSES
 from paceline.errors import RunError
 from paceline.facts import DataFacts
 from paceline.model.build import build_network
-from paceline.model.network import Network
+from paceline.model.network import Network, mirrored_scores
+from paceline.model.pretrained import evaluated_weights
 from paceline.record import stored_plan
 from paceline.settings.data import Center, Files, Shapes
 from paceline.settings.recipe import Recipe
@@ -75,10 +76,7 @@ class OpenedRun:
     def scores(self, pixels: NDArray[np.uint8]) -> Tensor:
         """A row of class scores for each of some images [images, side, side, channels]."""
         images = self.normalize(torch.from_numpy(pixels).permute(0, 3, 1, 2))
-        scores: Tensor = self.network(images, batch=None)
-        if self.recipe.evaluate.flip:
-            scores = (scores + self.network(images.flip(3), batch=None)) / 2
-        return scores
+        return mirrored_scores(partial(self.network, batch=None), images, self.recipe.evaluate.flip)
 
 
 def open_run(folder: Path, which: str | None = None) -> OpenedRun:
@@ -93,10 +91,7 @@ def open_run(folder: Path, which: str | None = None) -> OpenedRun:
         raise damaged[0]
     step, files = chosen
     network = build_network(recipe, recipe.data.facts)
-    tensors = tensors_from(files[checkpoint.NETWORK])
-    if checkpoint.EMA in files:
-        tensors |= tensors_from(files[checkpoint.EMA])
-    copy_tensors(tensors, network.state_dict(), checkpoint.name_of(step))
+    copy_tensors(evaluated_weights(files), network.state_dict(), checkpoint.name_of(step))
     return OpenedRun(
         folder,
         recipe,
