@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.console import Console
 
 from paceline import checkpoint
 from paceline.data.index import locate
@@ -265,8 +262,3 @@ def _data_folder(folder: Path, stored: Stored, data: Path | None) -> Path | None
 def _uncounted(data: Data | None) -> Data | None:
     """The data without the numbers of images, which were found: that they are still the same images says more."""
     return data.model_copy(update={"images": None, "validation_images": None}) if isinstance(data, Files) else data
-
-
-def console() -> Console:
-    """The terminal; a pipe gets long lines whole."""
-    return Console(width=None if sys.stdout.isatty() else 200, highlight=False)

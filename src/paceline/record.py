@@ -33,6 +33,8 @@ PLAN, RECORD = "plan.yaml", "record.jsonl"
 Mode = Literal["own", "append", "read"]
 INTACT = "all checkpoints so far are intact"
 """What to know when the disk refuses a row."""
+NOT_FINITE = "a gradient or a statistic of a norm was not finite"
+"""What makes a step one of a report's bad steps, for people."""
 
 
 class Stored(Settings):

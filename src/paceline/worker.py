@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from paceline.errors import UserError
-from paceline.job import Job, console, stored_job
+from paceline.job import Job, stored_job
 from paceline.launch import MESSAGES_FOLDER, launched
 from paceline.record import json_text
 from paceline.settings.read import flow
+from paceline.sink.console import console
 
 Verb = Callable[..., Any]
 

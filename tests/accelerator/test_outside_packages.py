@@ -54,6 +54,6 @@ def test_a_torchvision_file_fits_the_network_of_that_name_with_a_new_head(
     plan = make_plan(f"model={model}", "data.side=64")
     whole = Whole(plan, init_world(plan, None))
     source = str(tmp_path / "peer.pth")
-    loaded = load_weights(whole.module, read_weights(source, plan.facts), source)
+    loaded = load_weights(whole.module, read_weights(source), source)
     heads = {"aux1.dense", "aux2.dense", "head.dense"} if model == "googlenet" else {"head.dense"}
     assert {name.rpartition(".")[0] for name in loaded.initial} == heads

@@ -163,6 +163,14 @@ def test_a_sheet_shows_what_the_network_would_see(tmp_path: Path, folder: Path, 
         assert np.array_equal(cell, as_trained(plan, folder, position)), position
 
 
+def test_a_sheet_shows_images_before_they_are_mixed(tmp_path: Path, folder: Path, recipe: str) -> None:
+    sheets = {}
+    for word in ("mix.mixup=0", "mix={mixup: 0.2, cutmix: {name: fixed, kept: 0.5}, block: 4}"):
+        data_show.run(folder, [recipe, word], tmp_path / "sheet.png", as_json=True)
+        sheets[word] = (tmp_path / "sheet.png").read_bytes()
+    assert len(set(sheets.values())) == 1
+
+
 def as_trained(plan: Any, folder: Path, position: int) -> Any:
     """A picture of the run itself: one replica, whole micro-batches, normalized, and then as colors again."""
     assert isinstance(plan.data, Files)

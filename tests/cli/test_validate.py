@@ -18,7 +18,8 @@ from conftest import SMALL, Paceline, environment
 from paceline import checkpoint
 from paceline.command import average, validate
 from paceline.errors import RunError
-from paceline.record import rows_of
+from paceline.record import Row, Run, Sink, rows_of
+from paceline.sink import SINKS
 from paceline.training.selection import Selection
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -169,7 +170,7 @@ def test_a_checkpoint_that_is_removed_before_it_is_read_gives_way_to_the_newest(
     rows = [{"kind": "validation", "step": step, "top1": top1} for step, top1 in ((6, 0.2), (12, 0.1), (18, 0.3))]
     (run / "record.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(checkpoint, "read", moving_once(run, 18, 17))
-    monkeypatch.setattr("paceline.training.validation.write_tables", lambda *_: None)
+    monkeypatch.setattr("paceline.sink.csv.write_tables", lambda *_: None)
     judge(run, which)
     said = capsys.readouterr()
     assert json.loads(said.out)[0]["step"] == (17 if which is None else 6)
@@ -193,6 +194,54 @@ def test_an_average_of_which_one_is_removed_is_begun_anew(
     said = capsys.readouterr()
     assert json.loads(said.out)["steps"] == steps
     assert said.err == ""
+
+
+class KeepingSink(Sink):
+    """Keeps the rows that it gets."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = rows
+
+    def row(self, row: Row) -> None:
+        self._rows.append(row)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        pass
+
+
+def test_rows_of_validate_and_average_go_to_the_sinks(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: list[Row] = []
+    monkeypatch.setitem(SINKS, "log", lambda *_: KeepingSink(rows))
+    judge(run)
+    json.loads(capsys.readouterr().out)  # nothing but the row: the console is for training
+    blend(run)
+    assert [row["kind"] for row in rows] == ["validation", "average"]
+    assert rows == rows_of(run)[-2:]
+
+
+def test_a_table_that_no_sink_writes_is_not_written(run: Path) -> None:
+    for name in ("training.csv", "validation.csv"):
+        (run / name).unlink()
+    assert validate.run(run, [*ONE, "on.sinks=[console, log]"], Selection(), None, as_json=True) == 0
+    assert not list(run.glob("*.csv"))
+
+
+def test_a_table_has_a_step_once_and_gets_what_is_evaluated_beside_a_training(run: Path) -> None:
+    table = run / "validation.csv"
+    lines = table.read_text().splitlines()
+    for _ in range(2):
+        judge(run)
+        assert len(table.read_text().splitlines()) == len(lines)
+    with Run(run, "own"):
+        judge(run)
+        assert len(table.read_text().splitlines()) == len(lines) + 1
+        table.unlink()
+        judge(run)
+        assert table.read_text().splitlines()[0] == lines[0]
+    with Run(run, "own"):  # nobody holds the folder any more
+        pass
 
 
 @pytest.mark.long

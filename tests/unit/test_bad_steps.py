@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from conftest import make_plan
+from paceline.training.bad_steps import longest_streak
 from paceline.training.replay import Watch
-from paceline.training.reports import longest_streak
 from paceline.training.restore import load_files
 from paceline.training.save import to_files
 from paceline.training.state import build_state, initialize_state

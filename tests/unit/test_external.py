@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conftest import make_plan
+from conftest import SMALL, make_plan
+from paceline.command import train
 from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError, UserError
 from paceline.model.batch import Batch
@@ -20,12 +23,14 @@ from paceline.model.build import build_network
 from paceline.model.dropout import Dropout, DropoutMasks, StochasticDepth
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct, GroupNormAct, Statistics, norm_parameters
+from paceline.model.packages import PACKAGES
 from paceline.model.whole import Whole
 from paceline.optim.build import assign_rules, decays, head_weights, parameter_groups
 from paceline.optim.lars import LarsRule
 from paceline.optim.muon import MuonRule
 from paceline.settings.model import External
 from paceline.settings.optimizer import WeightDecay
+from paceline.settings.schema import kinds
 from paceline.training.state import build_state, initialize_state
 from paceline.world import World
 
@@ -167,6 +172,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]
     models.get_model = get_model  # type: ignore[attr-defined]
     torchvision.models = models  # type: ignore[attr-defined]
     for module in (timm, torchvision, models):
+        module.__spec__ = ModuleSpec(module.__name__, None)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return asked
 
@@ -357,6 +363,21 @@ def test_a_package_that_is_not_installed_is_one_line(package: str, monkeypatch: 
     plan = make_plan(f"init.from={package}:small")
     with pytest.raises(PlanError, match=f"^init.from: {expected} the weights of a file or a run$"):
         initialize_state(build_state(plan, WORLD), plan)
+
+
+@pytest.mark.parametrize("word", ["model=timm:small", "init.from=timm:small"])
+def test_a_package_that_is_not_installed_costs_no_run_folder(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    (tmp_path / "small.yaml").write_text(SMALL)
+    with pytest.raises(PlanError, match="timm is not installed"):
+        train.run(str(tmp_path / "small.yaml"), [word], None, tmp_path / "run", None, None, "cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_package_that_a_recipe_can_name_is_in_the_table() -> None:
+    assert set(PACKAGES) == set(kinds(External))
 
 
 @pytest.mark.parametrize(("name", "why"), [("nonsense", "Unknown model (nonsense)"), ("silent", "KeyError")])

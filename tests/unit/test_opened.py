@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +13,14 @@ from PIL import Image
 from rich.console import Console
 from torch.nn import functional as F
 
-from conftest import SMALL
+from conftest import SMALL, make_session
 from paceline.data.load.decode import Undecodable
 from paceline.errors import RunError
 from paceline.job import make_job, prepare_folder
 from paceline.record import latest, rows_of
 from paceline.training.opened import open_run
 from paceline.training.run import train_run
+from paceline.training.save import save
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -75,3 +77,36 @@ def test_a_checkpoint_can_be_chosen_and_a_wrong_one_is_refused(run: tuple[Path, 
 def test_what_is_no_image_is_refused(run: tuple[Path, Path]) -> None:
     with pytest.raises(Undecodable):
         open_run(run[0]).preprocess(b"nothing that could be decoded")
+
+
+def trained_on_generated(folder: Path, *words: str) -> Path:
+    """A run folder whose network was never trained, for generated images."""
+    (folder / "page.yaml").write_text(SMALL)
+    job = make_job(str(folder / "page.yaml"), [*words, "on.device=cpu"], None, None, None, None)
+    prepare_folder(job, folder / "run")
+    save(make_session(job.plan, folder / "run", "append"))
+    return folder / "run"
+
+
+def encoded(pixels: np.ndarray[Any, Any]) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_a_network_for_one_channel_is_given_the_luma_of_an_image(tmp_path: Path) -> None:
+    opened = open_run(trained_on_generated(tmp_path, "data.channels=1", "data.mean=[0.5]", "data.std=[0.5]"))
+    gray = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
+    pixels = [opened.preprocess(encoded(image)) for image in (gray, np.stack([gray] * 3, 2))]
+    assert all(np.array_equal(each, gray[:, :, None]) for each in pixels)
+    assert opened.scores(np.stack(pixels)).shape == (2, 10)
+    assert opened.scores(pixels[0][None]).shape == (1, 10)
+    red = opened.preprocess(encoded(np.full((8, 8, 3), (255, 0, 0), np.uint8)))
+    assert set(red.flat) == {76}
+
+
+def test_a_network_for_channels_that_no_image_file_has_refuses_one(tmp_path: Path) -> None:
+    words = ("data.channels=2", "data.mean=[0.5, 0.5]", "data.std=[0.5, 0.5]")
+    opened = open_run(trained_on_generated(tmp_path, *words))
+    with pytest.raises(RunError, match="takes images of 2 channels, which no image file has"):
+        opened.preprocess(encoded(np.zeros((8, 8, 3), np.uint8)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from conftest import make_plan, make_recipe
 from paceline import keyed, schedule
+from paceline.augment import pipeline
 from paceline.augment.erase import draw_cutout, draw_erase
 from paceline.augment.pipeline import Augmentation, draw_each
 from paceline.command.verify import shrink
@@ -16,7 +19,9 @@ from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError, SpecError
 from paceline.model.init import initialize, published
 from paceline.model.whole import Whole
+from paceline.numpy_types import Int64s
 from paceline.planning import Plan
+from paceline.settings.recipe import Recipe
 from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -93,7 +98,7 @@ def test_validation_images_are_never_changed() -> None:
         whole = Whole(plan, World(CPU))
         initialize(whole.module, published(plan.recipe.init, plan.recipe.model), plan.recipe.seed)
         loader = open_loader(plan, None, 0, CPU)
-        judged.append(torch.stack([whole.score(batch) for batch in loader.validation()]))
+        judged.append(torch.stack([whole.evaluation_sums(batch).flat() for batch in loader.validation()]))
     assert torch.equal(judged[0], judged[1])
 
 
@@ -125,6 +130,18 @@ def test_the_image_side_follows_the_step_and_validation_does_not() -> None:
                 weights[row, 2 * row + offset] = weight
     weights /= weights.sum(1, keepdim=True)
     assert torch.allclose(halved[0], weights @ pictures(1)[0].double() @ weights.T, rtol=1e-10)
+
+
+def test_numbers_are_drawn_for_the_side_of_the_images_that_they_act_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides: dict[str, int] = {}
+
+    def note(name: str) -> Callable[[Recipe, Int64s, int], None]:
+        return lambda _recipe, _positions, side: sides.update({name: side})
+
+    for name in ("color", "erase", "mix"):
+        monkeypatch.setitem(pipeline._DRAWN, name, note(name))
+    augmented(make_plan("augment.side={0%: 4}"), pictures(4), 0)
+    assert sides == {"color": 8, "erase": 4, "mix": 4}
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def words_from(source: Path) -> str:
 
 
 def load_from(network: nn.Module, path: Path) -> LoadedWeights:
-    return load_weights(network, read_weights(str(path), FACTS), str(path))
+    return load_weights(network, read_weights(str(path)), str(path))
 
 
 def test_a_run_folder_gives_its_newest_checkpoint(tmp_path: Path) -> None:

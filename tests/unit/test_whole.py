@@ -124,11 +124,11 @@ def test_only_the_real_images_of_a_batch_are_judged(count: int) -> None:
     logs = log_shares(plan, whole, batch)[:count]
     labels = batch.labels[:count]
     best = logs.topk(5).indices
-    loss, top1, top5, images = whole.score(MicroBatch(batch.images, batch.labels, count)).tolist()
-    assert images == count
-    assert loss == pytest.approx(-float(logs.gather(1, labels[:, None]).sum()), rel=1e-12)
-    assert top1 == int((best[:, 0] == labels).sum())
-    assert top5 == int((best == labels[:, None]).any(1).sum())
+    sums = whole.evaluation_sums(MicroBatch(batch.images, batch.labels, count))
+    assert sums.images == count
+    assert float(sums.loss) == pytest.approx(-float(logs.gather(1, labels[:, None]).sum()), rel=1e-12)
+    assert sums.top1 == int((best[:, 0] == labels).sum())
+    assert sums.top5 == int((best == labels[:, None]).any(1).sum())
 
 
 def test_mirrored_judging_takes_the_mean_of_both_scores() -> None:
@@ -139,11 +139,11 @@ def test_mirrored_judging_takes_the_mean_of_both_scores() -> None:
     with torch.no_grad():
         scores, mirrored = whole.module(seen), whole.module(seen.flip(3))
     assert not torch.allclose(scores, mirrored)
-    loss, top1, _, images = whole.score(batch).tolist()
+    sums = whole.evaluation_sums(batch)
     expected = (scores + mirrored) / 2
-    assert images == len(expected)
-    assert loss == pytest.approx(float(F.cross_entropy(expected, batch.labels, reduction="sum")), rel=1e-12)
-    assert top1 == (expected.argmax(1) == batch.labels).sum()
+    assert sums.images == len(expected)
+    assert float(sums.loss) == pytest.approx(float(F.cross_entropy(expected, batch.labels, reduction="sum")), rel=1e-12)
+    assert sums.top1 == (expected.argmax(1) == batch.labels).sum()
 
 
 def test_class_scores_are_the_network_s_in_evaluation() -> None:
@@ -162,8 +162,8 @@ def test_judging_moves_nothing() -> None:
     whole = make_whole(plan)
     before = {name: value.clone() for name, value in whole.module.state_dict().items()}
     for batch in itertools.chain(first_step(plan), first_step(plan)):
-        _, top1, top5, images = whole.score(batch).tolist()
-        assert top1 <= top5 == images  # among three classes, every image is in the best five
+        sums = whole.evaluation_sums(batch)
+        assert sums.top1 <= sums.top5 == sums.images  # among three classes, every image is in the best five
     assert all(torch.equal(value, before[name]) for name, value in whole.module.state_dict().items())
     whole.forward_backward(first_step(plan))  # and training goes on from there
     assert whole.module.training

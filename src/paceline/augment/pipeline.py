@@ -84,7 +84,7 @@ def _draw_alike(plan: Plan, batches: list[Int64s], side: int, device: torch.devi
     layers_each = zip(*(layer.split(sizes) for layer in layers), strict=True) if layers else [()] * len(batches)
     numbers: list[dict[str, Tensor]] = [{} for _ in batches]
     for name, draw_numbers in _DRAWN.items():
-        drawn = draw_numbers(plan.recipe, positions, side)
+        drawn = draw_numbers(plan.recipe, positions, loaded_side if name in BEFORE_NORMALIZE else side)
         if drawn is not None:
             pieces = np.split(drawn, np.cumsum(sizes)[:-1], axis=1)
             for one, piece in zip(numbers, pieces, strict=True):
@@ -110,6 +110,13 @@ class Augmentation:
     def __call__(self, images: Tensor, labels: Tensor, draws: Draws) -> tuple[Tensor, Tensor, Tensor | None]:
         """Prepared images after all other augmentations, normalized; their labels, and the labels' weights where images
         are mixed."""
+        images = self.unmixed(images, draws)
+        if "mix" not in draws.numbers:
+            return images, labels, None
+        return mix(images, labels, draws.numbers["mix"], self._block)
+
+    def unmixed(self, images: Tensor, draws: Draws) -> Tensor:
+        """Prepared images after all other augmentations but mixing, normalized: what is done to each image alone."""
         for name, operation in BEFORE_NORMALIZE.items():
             if name in draws.numbers:
                 images = operation.apply(self._augment, images.to(self._dtype), draws.numbers[name])
@@ -120,7 +127,4 @@ class Augmentation:
         for name, operation in AFTER_NORMALIZE.items():
             if name in draws.numbers:
                 images = operation.apply(self._augment, images, draws.numbers[name])
-        images = images.contiguous(memory_format=torch.channels_last)
-        if "mix" not in draws.numbers:
-            return images, labels, None
-        return mix(images, labels, draws.numbers["mix"], self._block)
+        return images.contiguous(memory_format=torch.channels_last)

@@ -15,10 +15,11 @@ from paceline.data.inspect.advice import GPU_DECODER, PACK, SMALLER_PACK, Remedy
 from paceline.data.pack import libjpeg
 from paceline.data.pack.transcode import LossyPreset
 from paceline.errors import SpecError
-from paceline.job import Job, console, make_job, read_words
+from paceline.job import Job, make_job, read_words
 from paceline.progress import Progress, progress_bar
 from paceline.record import json_text
 from paceline.settings.data import Files
+from paceline.sink.console import console
 
 if TYPE_CHECKING:
     from paceline.data.inspect.measure import Rates, Sample

@@ -151,7 +151,7 @@ def _position_pairs(plan: Plan) -> list[tuple[int, int]]:
 
 
 def pixels_at(plan: Plan, folder: Path, position: int) -> NDArray[np.uint8]:
-    """The training image at a position of the endless list as the network sees it, before normalization."""
+    """The training image at a position of the endless list as the network sees it, before mixing and normalization."""
     import torch
 
     from paceline.augment.pipeline import Augmentation
@@ -174,7 +174,7 @@ def pixels_at(plan: Plan, folder: Path, position: int) -> NDArray[np.uint8]:
         (batch,) = next(shares)
     augment = Augmentation(plan, device)
     assert batch.draws is not None
-    seen, *_ = augment(augment.prepare(batch.images, batch.draws), batch.labels, batch.draws)
-    colors = seen[0] + torch.tensor(data.mean).view(-1, 1, 1) * 255
+    (image,) = augment.unmixed(augment.prepare(batch.images, batch.draws), batch.draws)
+    colors = image + torch.tensor(data.mean).view(-1, 1, 1) * 255
     pixels: NDArray[np.uint8] = colors.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
     return pixels

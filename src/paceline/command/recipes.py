@@ -9,10 +9,10 @@ from typing import Any, Literal
 import yaml
 from rich.table import Table
 
-from paceline.job import console
 from paceline.settings import shipped
 from paceline.settings.build import build
 from paceline.settings.recipe import Recipe
+from paceline.sink.console import console
 
 # The C parser reads all pages in the time in which the other one reads a few.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -9,8 +9,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from paceline.job import console
 from paceline.record import json_text
+from paceline.sink.console import console
 
 _HEADINGS = {"top1": "top-1", "top5": "top-5", "images_per_second": "images/s"}
 """Headings of keys that do not read as words."""

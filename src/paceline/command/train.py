@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.errors import RunError
 from paceline.job import check_apart, make_job, prepare_folder, read_words
+from paceline.model.packages import check_packages
 from paceline.record import Run
 from paceline.user_code import load_user_code
 from paceline.worker import run_verb
@@ -29,8 +30,10 @@ def run(
     if out is None and job.launch is not None and job.launch.count > 1:
         raise RunError("several processes were started: write --out FOLDER, so that they mean the same run")
     folder = out or Path("runs") / f"{name.removesuffix('.yaml').replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    # A wrong name, or a package that is missing, should not cost a run folder.
     if (function := job.plan.recipe.augment.python) is not None:
-        load_user_code("augment.python", function)  # a wrong name should not cost a run folder
+        load_user_code("augment.python", function)
+    check_packages(job.plan.recipe)
     if job.launch is None or job.launch.rank == 0:
         prepare_folder(job, folder)
     refuse_folder_in_use(folder, job.launch is None)

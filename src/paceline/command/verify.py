@@ -12,7 +12,7 @@ from rich.table import Table
 
 from paceline.data.index import locate
 from paceline.errors import PlanError, SpecError
-from paceline.job import Job, console, plan_job, read_recipe, read_words
+from paceline.job import Job, plan_job, read_recipe, read_words
 from paceline.model import tables
 from paceline.reconcile import fits, mixes
 from paceline.record import json_text
@@ -21,6 +21,7 @@ from paceline.settings.data import Center, Files, Made
 from paceline.settings.placement import Placement
 from paceline.settings.read import Tree
 from paceline.settings.recipe import BatchNorm, Recipe
+from paceline.sink.console import console
 
 if TYPE_CHECKING:
     from paceline.training.trials import Outcome

@@ -1,8 +1,7 @@
-"""Networks of timm and torchvision, with Paceline's norms and keyed dropout in place of their own."""
+"""Networks of other packages, with Paceline's norms and keyed dropout in place of their own."""
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from paceline.model.batch import Batch, Layer
 from paceline.model.dropout import Dropout, DropoutMasks, StochasticDepth
 from paceline.model.layers import MakeNorm
 from paceline.model.norm import Statistics
+from paceline.model.packages import first_line, network_maker
 from paceline.settings.model import External
 
 PROBE = 2
@@ -54,38 +54,12 @@ class ExternalNetwork(Layer):
 
 def external_blocks(model: External, facts: DataFacts, make_norm: MakeNorm, seed: int) -> dict[str, nn.Module]:
     """The network as one block; its weights are those its package starts with, drawn from the recipe's seed."""
-    package = load_package(model.name, "model")
+    make = network_maker(model.name, model.network, facts)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(keyed.key(seed, "weights"))  # fits torch, however large the seed
-        network = create(package, model.name, model.network, facts)
-        block = ExternalNetwork(network, make_norm)
+        block = ExternalNetwork(make(), make_norm)
         _probe(block, facts, f"{model.name}:{model.network}")
     return {"network": block}
-
-
-def load_package(name: str, key: str) -> Any:
-    """The package, if it is installed."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        instead = "the weights of a file or a run" if key == "init.from" else "a network of Paceline's"
-        raise PlanError(f"{key}: {name} is not installed; write pip install {name}, or {instead}") from None
-
-
-def create(package: Any, kind: str, name: str, facts: DataFacts, published: bool = False) -> nn.Module:
-    """A network of a package: for these images, or as its published weights need it."""
-    try:
-        if kind == "timm":
-            options: dict[str, Any] = {} if published else {"num_classes": facts.classes, "in_chans": facts.channels}
-            network = package.create_model(name, pretrained=published, **options)
-        else:
-            models = importlib.import_module("torchvision.models")
-            options = {"weights": "DEFAULT"} if published else {"weights": None, "num_classes": facts.classes}
-            network = models.get_model(name, **options)
-    except Exception as fault:  # noqa: BLE001 - whatever another package finds wrong is the user's to know
-        raise PlanError(f"{kind}:{name}: {kind} cannot make it: {_first_line(fault)}") from None
-    assert isinstance(network, nn.Module)
-    return network
 
 
 def _replace(module: nn.Module, make_norm: MakeNorm) -> None:
@@ -132,14 +106,9 @@ def _probe(block: nn.Module, facts: DataFacts, name: str) -> None:
             hook.remove()
     except (RuntimeError, ValueError, TypeError, AssertionError) as fault:
         size = f"{facts.channels} x {facts.side} x {facts.side}"
-        raise PlanError(f"{name} does not take images of {size}: {_first_line(fault)}") from None
+        raise PlanError(f"{name} does not take images of {size}: {first_line(fault)}") from None
     if not torch.equal(before, torch.get_rng_state()):
         raise PlanError(
             f"{name} draws random numbers of its own in training, so that placements would not be the same run; "
             "choose a network without them"
         )
-
-
-def _first_line(fault: Exception) -> str:
-    """The first line of an exception's message, or its type if it has none."""
-    return (str(fault).splitlines() or [type(fault).__name__])[0]

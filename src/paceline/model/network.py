@@ -62,3 +62,9 @@ def recomputing(pieces: Sequence[Network]) -> Callable[..., Any]:
         return pieces[-1](*carried, batch=batch)
 
     return forward
+
+
+def mirrored_scores(class_scores: Callable[[Tensor], Tensor], images: Tensor, flip: bool) -> Tensor:
+    """The class scores of images; with `flip`, the mean of an image's and its mirror image's."""
+    scores = class_scores(images)
+    return (scores + class_scores(images.flip(3))) / 2 if flip else scores

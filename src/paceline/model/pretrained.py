@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from paceline import checkpoint
 from paceline.errors import DataError, UserError
-from paceline.facts import DataFacts
-from paceline.model.external import create, load_package
+from paceline.model.packages import published_network, split_source
 
 Weights = dict[str, Tensor]
 
@@ -47,11 +46,11 @@ def load_weights(network: nn.Module, weights: Weights, source: str) -> LoadedWei
     return LoadedWeights(source, len(loaded), [name for name in pairs if name not in loaded])
 
 
-def read_weights(source: str, facts: DataFacts) -> Weights:
+def read_weights(source: str) -> Weights:
     """The tensors of a run folder, a file, or a package's published weights, by the names they have there."""
-    package, colon, name = source.partition(":")
-    if colon and package in ("timm", "torchvision"):
-        return dict(create(load_package(package, "init.from"), package, name, facts, published=True).state_dict())
+    package, name = split_source(source)
+    if package is not None:
+        return dict(published_network(package, name).state_dict())
     path = Path(source).expanduser()
     if path.is_dir():
         return _of_run(path)

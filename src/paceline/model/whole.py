@@ -16,8 +16,8 @@ from paceline.model.batch import Batch
 from paceline.model.dropout import DropoutMasks
 from paceline.model.exchange import GradientBuckets
 from paceline.model.loss import make_loss
-from paceline.model.metrics import TRAIN_SUMS, evaluation_sums
-from paceline.model.network import Network, recomputing
+from paceline.model.metrics import TRAIN_SUMS, EvaluationSums, evaluation_sums
+from paceline.model.network import Network, mirrored_scores, recomputing
 from paceline.model.norm import Statistics
 from paceline.model.precision import autocast, network_on_device
 from paceline.planning import Plan
@@ -98,14 +98,13 @@ class Whole:
         """Class scores of normalized images in evaluation; the mean over both mirror images if the recipe says so."""
         if self.module.training:
             self.module.eval()
-        (scores,) = self._class_scores(images, None)
-        if self.plan.recipe.evaluate.flip:
-            scores = (scores + self._class_scores(images.flip(3), None)[0]) / 2
-        return scores
+        return mirrored_scores(
+            lambda images: self._class_scores(images, None)[0], images, self.plan.recipe.evaluate.flip
+        )
 
     @torch.inference_mode()
-    def score(self, batch: MicroBatch) -> Tensor:
-        """EVAL_SUMS over the real images of a batch."""
+    def evaluation_sums(self, batch: MicroBatch) -> EvaluationSums:
+        """Sums over the real images of a validation batch."""
         return evaluation_sums(self.scores(self.augment.normalize(batch.images)), batch.labels, batch.count)
 
     def _mixed(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -1,4 +1,4 @@
-"""Where a run's rows go while it trains. A sink is a function of a row plus one of progress; `on.sinks` names them."""
+"""Where a run's rows go. A sink is a function of a row plus one of progress; `on.sinks` names them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ SINKS: dict[str, Callable[[Plan, Run, Console], Sink]] = {
 """Every sink by its name in `on.sinks`; each is made of the plan, the run and the terminal."""
 
 
-def open_sinks(plan: Plan, run: Run, console: Console) -> list[Sink]:
-    """The sinks that the placement names, in that order."""
+def open_sinks(plan: Plan, run: Run, console: Console | None = None) -> list[Sink]:
+    """The sinks that the placement names, in that order; without a console for a command that prints its own tables."""
+    console = console or Console(quiet=True)
     return [SINKS[name](plan, run, console) for name in plan.placement.sinks]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import time
 
 from rich.console import Console
@@ -12,11 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from paceline import checkpoint
 from paceline.data.load.quarantine import QUARANTINE, quarantined
 from paceline.planning import Plan
-from paceline.record import Row, Run, Sink, best_step, latest
+from paceline.record import NOT_FINITE, Row, Run, Sink, best_step, latest
 from paceline.settings.data import Shapes
 
-NOT_FINITE = "a gradient or a statistic of a norm was not finite"
-"""What makes a step bad."""
+
+def console() -> Console:
+    """The terminal; a pipe gets long lines whole."""
+    return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
 
 
 class ConsoleSink(Sink):

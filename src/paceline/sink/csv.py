@@ -43,7 +43,8 @@ _PERCENT = {"last_top1", "top1"}
 
 
 class CsvSink(Sink):
-    """Two tables beside the record. Each start writes them anew, so that a resumed run has every row once."""
+    """Two tables beside the record. Each start writes them anew, so that a resumed run has every row once; so does a
+    row from beside the training, unless somebody trains."""
 
     def __init__(self, _plan: Plan, run: Run, _console: Console) -> None:
         self._run, self._folder = run, run.folder
@@ -51,9 +52,14 @@ class CsvSink(Sink):
     def row(self, row: Row) -> None:
         if row["kind"] == "start":
             write_tables(self._folder, [old for old in self._run.rows() if old.get("step", 0) <= row["step"]])
-        if row["kind"] in TABLES:
+        elif row["kind"] in TABLES:
             name, columns = TABLES[row["kind"]]
-            _write(self._folder / f"{name}.csv", "a", [_cells(self._folder, columns, row)])
+            path = self._folder / f"{name}.csv"
+            if self._run.mode == "append" and (self._run.try_own() or not path.is_file()):
+                write_tables(self._folder, self._run.rows())
+                self._run.close()
+            else:
+                _write(path, "a", [_cells(self._folder, columns, row)])
 
 
 def write_tables(folder: Path, rows: list[Row]) -> None:

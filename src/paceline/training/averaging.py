@@ -19,6 +19,7 @@ from paceline.errors import Damaged, RunError
 from paceline.job import Job
 from paceline.optim.averages import StateDict, average_networks
 from paceline.record import Row, json_text, latest
+from paceline.sink import open_sinks
 from paceline.training.evaluate import evaluate, evaluate_network
 from paceline.training.restore import copy_tensors, load_checkpoint
 from paceline.training.selection import steps_to_average
@@ -73,6 +74,8 @@ def average_at_end(session: Session) -> None:
 def average_run(job: Job, folder: Path, last: int | None, method: Method) -> tuple[list[Row], list[str]]:
     """Evaluate the last checkpoint, then the average of all; gives both rows, and notes for people."""
     with open_session(job.plan, folder, "append", data_folder=job.data_folder, launch=job.launch) as session:
+        if session.world.first:
+            session.run.sinks = open_sinks(job.plan, session.run)
         average = _average_checkpoints(folder, last, method) if session.world.first else AveragedNetwork()
         average.steps = session.world.broadcast_object(average.steps)
         load_checkpoint(session, average.steps[-1], average.last if session.world.first else None)

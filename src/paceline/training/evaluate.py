@@ -6,13 +6,9 @@ from contextlib import closing
 
 import torch
 
-from paceline.device import widest_float
-from paceline.model.metrics import EVAL_SUMS
+from paceline.model.metrics import Evaluation, EvaluationSums
 from paceline.training.requests import Stopped
 from paceline.training.session import Session
-
-Evaluation = dict[str, float | int]
-"""Mean loss, top-1 and top-5 accuracy, and the number of images they are of."""
 
 
 def evaluate(session: Session) -> Evaluation:
@@ -29,23 +25,23 @@ def evaluate(session: Session) -> Evaluation:
 def evaluate_network(session: Session) -> Evaluation:
     """Evaluate the network as it is; raises Stopped if a signal comes before the end."""
     world, total = session.world, session.plan.facts.validation_images
-    sums = torch.zeros(len(EVAL_SUMS) + 1, dtype=widest_float(world.device), device=world.device)
-    images = 0
+    zeros = EvaluationSums.zeros(session.plan.facts.classes, world.device)
+    sums, stopped = zeros.flat(), zeros.images.new_zeros(1)
+    seen = 0
     with closing(session.loader.validation()) as batches:
         for batch in batches:
             if session.requests.urgent:
-                sums[-1] = 1  # the others learn of it with the sums, when they come to the end or leave too
+                stopped.fill_(1)  # the others learn of it with the sums, when they come to the end or leave too
                 break
-            sums[:-1] += session.state.network.score(batch)
-            images += batch.count
-            session.run.progress("validation", min(images * world.replicas, total), total)
-    *values, stopped = world.all_reduce(sums).tolist()
-    if stopped:
+            sums += session.state.network.evaluation_sums(batch).flat()
+            seen += batch.count
+            session.run.progress("validation", min(seen * world.replicas, total), total)
+    totals, stops = world.all_reduce(torch.cat([sums, stopped])).cpu().split([len(sums), 1])
+    if stops:
         raise Stopped
-    result = dict(zip(EVAL_SUMS, values, strict=True))
-    count = int(result["images"])
-    assert count == total, f"evaluated {count} of {total} images"
-    return {name: value / count for name, value in result.items()} | {"images": count}
+    result = zeros.unflatten(totals).means()
+    assert result["images"] == total, f"evaluated {result['images']} of {total} images"
+    return result
 
 
 def validation_is_owed(session: Session) -> bool:

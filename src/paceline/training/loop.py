@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from contextlib import closing
 
+from paceline.training.bad_steps import stop_on_bad_steps
 from paceline.training.evaluate import evaluate, validation_is_owed
 from paceline.training.reports import Clock
-from paceline.training.save import save, saved_if_aborted, stop_on_bad_steps
+from paceline.training.save import save, saved_if_aborted
 from paceline.training.session import Session
 from paceline.training.state import compare_replicas
 from paceline.training.step import take_step

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from paceline import checkpoint
@@ -21,7 +23,7 @@ from paceline.data.load.shapes import CLASSES as SHAPES_CLASSES
 from paceline.errors import Damaged
 from paceline.facts import DataFacts
 from paceline.model.build import build_network
-from paceline.model.network import Network
+from paceline.model.network import Network, mirrored_scores
 from paceline.model.pretrained import evaluated_weights
 from paceline.record import stored_plan
 from paceline.settings.data import Center, Files, Shapes
@@ -52,10 +54,13 @@ class OpenedRun:
         return self.facts.evaluation_side or self.facts.side
 
     def preprocess(self, encoded: bytes) -> NDArray[np.uint8]:
-        """The pixels [side, side, 3] of an encoded image, cropped and resized as validation images are.
+        """The pixels [side, side, channels] of an encoded image, cropped and resized as validation images are; of one
+        channel, its luma.
 
         Raises decode.Undecodable for bytes that are no image.
         """
+        if self.facts.channels not in (1, 3):
+            raise RunError(f"{self.folder}: takes images of {self.facts.channels} channels, which no image file has")
         data = self.recipe.data
         how = data.evaluation if isinstance(data, Files) else Center(name="center", short=self.side)
         turn = isinstance(data, Files) and data.turns
@@ -65,16 +70,13 @@ class OpenedRun:
         pixels = np.empty((self.side, self.side, 3), np.uint8)
         resize = data.resize if isinstance(data, Files) else "bilinear"
         decode_into(encoded, int(flags), width, height, box, False, resize, pixels, turn=turn)
-        return pixels
+        return pixels if self.facts.channels == 3 else np.array(Image.fromarray(pixels).convert("L"))[:, :, None]
 
     @torch.inference_mode()
     def scores(self, pixels: NDArray[np.uint8]) -> Tensor:
         """A row of class scores for each of some images [images, side, side, channels]."""
         images = self.normalize(torch.from_numpy(pixels).permute(0, 3, 1, 2))
-        scores: Tensor = self.network(images, batch=None)
-        if self.recipe.evaluate.flip:
-            scores = (scores + self.network(images.flip(3), batch=None)) / 2
-        return scores
+        return mirrored_scores(partial(self.network, batch=None), images, self.recipe.evaluate.flip)
 
 
 def open_run(folder: Path, which: str | None = None) -> OpenedRun:

@@ -5,21 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import groupby
 from typing import Any
 
 import torch
 
 from paceline import schedule
+from paceline.model.metrics import TRAIN_SUMS, Evaluation
 from paceline.planning import Plan
 from paceline.record import Row, latest
+from paceline.training.bad_steps import longest_streak
 from paceline.training.state import State
-
-
-def longest_streak(steps: list[int], after: int) -> list[int]:
-    """The most of these steps that follow each other, of the rows that reach beyond `after`."""
-    rows = ([step for _, step in row] for _, row in groupby(enumerate(steps), lambda pair: pair[1] - pair[0]))
-    return max((row for row in rows if row[-1] > after), key=len, default=[])
 
 
 class Clock:
@@ -53,7 +48,9 @@ class Clock:
     def report(self, state: State) -> dict[str, Any]:
         """The row of a report, and the sums start anew. The one place where the host waits for the device."""
         plan = self._plan
-        sums = torch.cat([state.sums, state.last_sums]).tolist()
+        sums, last_sums = (
+            dict(zip(TRAIN_SUMS, values, strict=True)) for values in torch.stack([state.sums, state.last_sums]).tolist()
+        )
         bad = state.bad_steps()
         now = time.perf_counter()
         seconds = max(now - self._mark - self._paused, 1e-9)
@@ -64,10 +61,10 @@ class Clock:
             "step": state.step,
             "epoch": plan.epoch(state.step),
             "lr": schedule.lr(plan, state.step - 1),
-            "loss": sums[0] / images,
-            "top1": sums[1] / images,
-            "last_loss": sums[2] / plan.global_batch,
-            "last_top1": sums[3] / plan.global_batch,
+            "loss": sums["loss"] / images,
+            "top1": sums["hits"] / images,
+            "last_loss": last_sums["loss"] / plan.global_batch,
+            "last_top1": last_sums["hits"] / plan.global_batch,
             "bad_steps": len(bad),
             "bad_steps_in_a_row": len(longest_streak(bad, state.reported)),
             "first_bad_step": next((step for step in bad if step > state.reported), 0),
@@ -82,7 +79,7 @@ class Clock:
         self._mark, self._waited, self._paused = now, 0.0, 0.0
         return row
 
-    def validation(self, step: int, row: dict[str, float | int]) -> dict[str, Any]:
+    def validation(self, step: int, row: Evaluation) -> dict[str, Any]:
         """The row of a validation."""
         seconds = max(self._last_pause, 1e-9)
         return {

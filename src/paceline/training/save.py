@@ -14,8 +14,6 @@ from paceline.errors import Broken, DataError, ReadFailed
 from paceline.planning import Plan
 from paceline.record import Row, best_step, json_text
 from paceline.settings.read import dump
-from paceline.sink.console import NOT_FINITE
-from paceline.training.reports import longest_streak
 from paceline.training.requests import Stopped
 from paceline.training.session import Session
 from paceline.training.state import State
@@ -81,21 +79,6 @@ def saved_if_aborted(session: Session) -> Iterator[None]:
         if session.plan.replicas == 1 or session.plan.placement.device == "cpu":
             save(session)
         raise
-
-
-def stop_on_bad_steps(session: Session, report: Row) -> None:
-    """End a run, saved, if its recipe does not allow bad steps, or if it has nothing but bad ones any more."""
-    recipe, streak = session.plan.recipe, report["bad_steps_in_a_row"]
-    if recipe.on_bad_step == "stop" and streak:
-        first = report["first_bad_step"]
-        what = f"step {first} was bad ({NOT_FINITE}), and on_bad_step is stop"
-    elif streak >= recipe.bad_steps_in_a_row:
-        first = longest_streak(session.state.bad_steps(), 0)[0]
-        what = f"{streak} steps in a row were bad ({NOT_FINITE})"
-    else:
-        return
-    save(session)
-    raise Broken(f"{what}; find the layer with: paceline replay {session.run.folder} --step {first}")
 
 
 def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -98,7 +98,7 @@ def initialize_state(state: State, plan: Plan) -> LoadedWeights | None:
     if not isinstance(recipe.model, External):  # a network of another package starts as that package says
         initialize(module, published(recipe.init, recipe.model), recipe.seed)
     source = recipe.init.from_
-    return load_weights(module, read_weights(source, plan.facts), source) if source else None
+    return load_weights(module, read_weights(source), source) if source else None
 
 
 def broadcast_state(world: World, state: State) -> None:

@@ -21,6 +21,7 @@ from paceline import checkpoint
 from paceline.errors import Broken
 from paceline.files import write_whole
 from paceline.launch import Launch
+from paceline.model.metrics import TRAIN_SUMS
 from paceline.planning import Plan
 from paceline.training.restore import restore_newest
 from paceline.training.save import save
@@ -95,12 +96,12 @@ def _run(plan: Plan, launch: Launch, folder: Path, data: Path | None, steps: int
     with open_session(plan, folder, data_folder=data, launch=launch) as session:
         restore_newest(session)
         state, first = session.state, session.world.first
-        path = folder / "losses.json"
+        path, loss = folder / "losses.json", TRAIN_SUMS.index("loss")
         losses: dict[str, Any] = json.loads(path.read_text()) if path.is_file() and state.step else {}
         with closing(session.loader.training(state.step)) as batches:
             while state.step < steps:
                 take_step(session, next(batches))
-                losses[str(state.step)] = float(state.last_sums[0]) / plan.global_batch
+                losses[str(state.step)] = float(state.last_sums[loss]) / plan.global_batch
                 if first:
                     write_whole(path, json.dumps(losses))
                 if saving:

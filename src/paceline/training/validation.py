@@ -12,7 +12,7 @@ from paceline.data.load.quarantine import QUARANTINE, quarantined
 from paceline.errors import Damaged, RunError
 from paceline.job import Job
 from paceline.record import Row
-from paceline.sink.csv import write_tables
+from paceline.sink import open_sinks
 from paceline.training.evaluate import evaluate
 from paceline.training.restore import load_checkpoint
 from paceline.training.selection import Selection, steps_to_evaluate
@@ -29,6 +29,8 @@ def validate_run(job: Job, folder: Path, selection: Selection) -> tuple[list[Row
     with open_session(
         plan, folder, "append", data_folder=job.data_folder, launch=job.launch, quarantine=quarantine
     ) as session:
+        if session.world.first:
+            session.run.sinks = open_sinks(plan, session.run)
         if quarantine and session.world.first:
             with suppress(OSError):  # where nothing can be written, the record says so
                 quarantine.mkdir(exist_ok=True)
@@ -54,8 +56,6 @@ def validate_run(job: Job, folder: Path, selection: Selection) -> tuple[list[Row
                 f"a neighbor was evaluated in place of {image['name']}: {image['reason']}"
                 for image in (quarantined(quarantine) if quarantine else [])
             ]
-            if session.run.try_own():
-                write_tables(folder, [row for row in session.run.rows() if row.get("step", 0) <= plan.steps])
     return rows, notes
 
 

@@ -65,7 +65,8 @@ class Format(Protocol):
     """One way to keep images on disk; a module with these names is a format. Faults are DataErrors that name the file.
 
     An image is a byte range of a file: that is what the loader reads. A format that compresses several images together
-    (parquet, compressed tars) does not fit; bring such data in with `paceline data pack`.
+    (parquet, compressed tars) does not fit, and `paceline data pack` cannot read it either: such data must be written
+    out first, as WebDataset tars or in class folders.
     """
 
     @property
