@@ -20,7 +20,7 @@ from paceline.data.index.image_header import parse_header
 from paceline.data.index.table import Flag
 from paceline.data.load.decode import decode_into
 from paceline.data.load.shapes import CLASSES as SHAPES_CLASSES
-from paceline.errors import Damaged
+from paceline.errors import Damaged, RunError
 from paceline.facts import DataFacts
 from paceline.model.build import build_network
 from paceline.model.network import Network, mirrored_scores
