@@ -1,4 +1,4 @@
-"""Shows on a terminal how far a long task is."""
+"""Tells people at the terminal how far a long task is, and what they should know."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ Progress = Callable[[str, int, int], None]
 
 def silent(*_: object) -> None:
     """The progress of what nobody watches."""
+
+
+def notify(line: str) -> None:
+    """Print a remark to stderr, where it is in no script's way."""
+    print(line, file=sys.stderr)
 
 
 @contextmanager

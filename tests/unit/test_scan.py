@@ -288,12 +288,42 @@ def test_a_damaged_index_is_made_again(made: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(made / "folder", tmp_path / "data", ignore=shutil.ignore_patterns(".*"))
     expected = open_index(files(), folder)
     for kept in (folder / ".paceline").glob("*.safetensors"):
-        kept.write_bytes(kept.read_bytes()[:-7])
+        content = kept.read_bytes()
+        kept.unlink()  # what is open stays as it is
+        kept.write_bytes(content[:-7])
         assert same(open_index(files(), folder), expected)
     (folder / ".paceline" / "left-over.part").write_text("of a killed process")
     (folder / "train" / class_name(0) / "more.jpg").write_bytes(PICTURES[20].bytes)
     open_index(files(), folder)
     assert not list((folder / ".paceline").glob("*.part"))
+
+
+@pytest.mark.parametrize("name", ["index-*.safetensors", "scan.safetensors"])
+def test_no_flipped_bit_of_an_index_goes_unnoticed(
+    name: str, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(made / "folder", tmp_path / "data"))
+    expected = all_of(open_index(files(), folder))
+    path = next(folder.rglob(name))
+    intact = path.read_bytes()
+    random = np.random.default_rng(0)
+    for place in [*range(0, len(intact), max(1, len(intact) // 60)), len(intact) - 1]:
+        changed = bytearray(intact)
+        changed[place] ^= 1 << int(random.integers(8))
+        path.write_bytes(changed)
+        if name.startswith("scan"):  # it is read whole only when an index is made from it
+            for index in path.parent.glob("index-*"):
+                index.unlink()
+        assert all_of(open_index(files(), folder)) == expected, place
+        said = capsys.readouterr().err
+        assert said == f"{path}: this index was damaged; it is made again\n", (place, said)
+        path.write_bytes(intact)
+
+
+def all_of(index: Index) -> list[Any]:
+    tables = [index.training, index.validation]
+    content = [(table.rows.tobytes(), [*table.shards], [*table.keys], table.objects.tobytes()) for table in tables]
+    return [index.classes, index.notes, *content]
 
 
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:

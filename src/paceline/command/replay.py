@@ -6,9 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.command.tables import notify, plural, show_facts
+from paceline.command.tables import plural, show_facts
 from paceline.errors import RunError, SpecError
 from paceline.job import Job, stored_job
+from paceline.progress import notify
 from paceline.reconcile import fits
 from paceline.record import rows_of
 

@@ -67,11 +67,6 @@ def format_value(name: str, value: Any) -> str:
             return f"{value:.6g}"
 
 
-def notify(line: str) -> None:
-    """Print a remark to stderr, where it is in no script's way."""
-    print(line, file=sys.stderr)
-
-
 def allow_any_name() -> None:
     """Let stdout print file names that are not UTF-8, with escapes."""
     if isinstance(sys.stdout, io.TextIOWrapper):

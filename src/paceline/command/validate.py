@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.command.tables import notify, show_rows
+from paceline.command.tables import show_rows
 from paceline.data.index.scan import open_index
 from paceline.job import stored_job
+from paceline.progress import notify
 from paceline.record import Row
 from paceline.settings.data import Files
 from paceline.training.selection import Selection, steps_to_evaluate

@@ -9,7 +9,7 @@ import mmap
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,39 +35,73 @@ class ArrayFile:
     arrays: Arrays
 
 
+_UNSET, _UNSET_ARRAYS = "0" * 64, "1" * 64
+"""Stand where the checksums of the header and of the arrays go while they are computed."""
+
+
 def write_arrays(path: Path, header: Mapping[str, Any], arrays: Arrays) -> None:
-    """Write a header and arrays as a safetensors file; structured arrays go in as bytes."""
-    # Not synchronized: after a power cut the file is short, and then read_arrays does not accept it.
+    """Write a header and arrays as a safetensors file with checksums; structured arrays go in as bytes."""
+    # Not synchronized: after a power cut the checksums are wrong, and then read_arrays does not accept the file.
     structured = {name: array.dtype.descr for name, array in arrays.items() if array.dtype.names}
     plain = {name: _as_bytes(array) if name in structured else array for name, array in arrays.items()}
+    tensors = {name: np.ascontiguousarray(array) for name, array in plain.items()}
     # One text: safetensors writes several in an order that changes, and the same index should be the same bytes.
-    metadata = {"paceline": json.dumps({"header": header, "structured": structured})}
-    write_whole(path, save({name: np.ascontiguousarray(array) for name, array in plain.items()}, metadata))
+    described = {"sha256": _UNSET, "arrays_sha256": _UNSET_ARRAYS, "header": header, "structured": structured}
+    content = save(tensors, {"paceline": json.dumps(described)})
+    start = _header_end(content)
+    head = content[:start].replace(_UNSET_ARRAYS.encode(), _sha256(memoryview(content)[start:]), 1)
+    write_whole(path, head.replace(_UNSET.encode(), _sha256(head), 1) + content[start:])
+
+
+def _header_end(content: bytes | mmap.mmap) -> int:
+    """How many bytes of a safetensors file come before its arrays."""
+    return 8 + int.from_bytes(content[:8], "little")
+
+
+def _sha256(content: bytes | memoryview) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
 
 
 def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     return np.frombuffer(array.tobytes(), np.uint8).reshape(len(array), array.dtype.itemsize)
 
 
-def read_arrays(path: Path) -> ArrayFile | None:
-    """Map what write_arrays wrote; None where there is no such file, or a damaged one."""
+def read_arrays(
+    path: Path, check_arrays: bool = True, damaged: Callable[[Path], None] = lambda _: None
+) -> ArrayFile | None:
+    """Map what write_arrays wrote; None where there is no such file, or a damaged one, which is then reported.
+
+    With `check_arrays` off, only the header is certain to be what was written.
+    """
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError):
         return None
-    start = 8 + int.from_bytes(mapped[:8], "little")
+    content = _parse(mapped, check_arrays)
+    if content is None:
+        damaged(path)
+    return content
+
+
+def _parse(mapped: mmap.mmap, check_arrays: bool) -> ArrayFile | None:
+    start = _header_end(mapped)
     if start > len(mapped):
         return None
     try:
         tensors = json.loads(mapped[8:start])
         metadata = json.loads(tensors.pop("__metadata__")["paceline"])
         structured = metadata["structured"]
+        checksum = metadata["sha256"].encode()
+        if checksum != _sha256(mapped[:start].replace(checksum, _UNSET.encode(), 1)):
+            return None
+        if check_arrays and metadata["arrays_sha256"].encode() != _sha256(memoryview(mapped)[start:]):
+            return None
         if start + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0) != len(mapped):
             return None
         arrays = {name: _array(mapped, start, tensor, structured.get(name)) for name, tensor in tensors.items()}
         return ArrayFile(metadata["header"], arrays)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

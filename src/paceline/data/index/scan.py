@@ -24,10 +24,10 @@ from paceline.data.index.splits import EvaluationFiles, assemble_index
 from paceline.data.index.table import Index, Strings, Table
 from paceline.errors import DataError
 from paceline.files import UNFINISHED
-from paceline.progress import Progress, silent
+from paceline.progress import Progress, notify, silent
 from paceline.settings.data import Files
 
-INDEX_VERSION = 3
+INDEX_VERSION = 4
 """Goes up whenever the same files would get another index, or the format of the file changes."""
 
 FORMATS: tuple[Format, ...] = (packs, folders, tfrecord, webdataset)
@@ -166,10 +166,16 @@ def _stamps_digest(units: Sequence[ScanUnit]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def _report(path: Path) -> None:
+    notify(f"{path}: this index was damaged; it is made again")
+    with suppress(OSError):  # so that it is said once
+        path.unlink()
+
+
 def _read_index(source: _Source, index_folder: Path) -> Index | None:
     """The index that an earlier process wrote, if nothing changed since."""
-    stored = file.read_arrays(index_folder / source.file_name())
-    scanned = file.read_arrays(index_folder / _SCAN) if stored is not None else None
+    stored = file.read_arrays(index_folder / source.file_name(), damaged=_report)
+    scanned = file.read_arrays(index_folder / _SCAN, False, _report) if stored is not None else None
     if stored is None or scanned is None or stored.header.get("version") != INDEX_VERSION:
         return None
     before = {unit.name: unit for unit in _units_of(scanned, source.form)}
@@ -232,7 +238,7 @@ def _units_of(scanned: file.ArrayFile, form: Format) -> list[ScanUnit]:
 
 def _read_scan(form: Format, index_folder: Path) -> dict[str, tuple[ScanUnit, UnitImages]]:
     """Every unit of the last scan and its images, by name."""
-    scanned = file.read_arrays(index_folder / _SCAN)
+    scanned = file.read_arrays(index_folder / _SCAN, damaged=_report)
     if scanned is None:
         return {}
     # The images of all units are concatenated in the file; the header has the counts of each unit.
