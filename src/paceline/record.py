@@ -38,11 +38,14 @@ NOT_FINITE = "a gradient or a statistic of a norm was not finite"
 
 
 class Stored(Settings):
-    """What plan.yaml holds: enough to train, validate or resume without repeating an option."""
+    """What plan.yaml holds: enough to train, validate or resume without repeating an option.
+
+    Nothing has a default, so that a file whose end is missing is noticed.
+    """
 
     recipe: Recipe
-    placement: Placement = Placement()
-    data_folder: str | None = None
+    placement: Placement
+    data_folder: str | None
 
 
 class Sink(Protocol):

@@ -1,0 +1,149 @@
+"""paceline resume on a run folder that cannot be trusted: it changes nothing, and goes on once that is mended."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from conftest import SMALL, run_in
+from paceline import checkpoint
+
+UNREADABLE = """
+import os, sys
+from paceline import checkpoint, cli
+read = checkpoint.read_whole
+def fails(path):
+    if "step-000000012" in str(path):
+        raise OSError({number}, os.strerror({number}))
+    return read(path)
+checkpoint.read_whole = fails
+cli.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of 18 steps, which the tests copy."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "small.yaml").write_text(SMALL)
+    done = run_in(folder, "train", "small.yaml", "epochs=3", "--out", "run", "on.keep_last=9", "on.save=6 steps")
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """The same run without its last checkpoint, so that there is something left to train."""
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    shutil.rmtree(place(run, 18))
+    return run
+
+
+def place(run: Path, step: int) -> Path:
+    return run / "checkpoints" / checkpoint.name_of(step)
+
+
+def content(run: Path) -> dict[str, bytes]:
+    """Every file of the run but its record and the lock."""
+    files = [
+        path for path in run.rglob("*") if path.is_file() and path.name not in (".lock", "record.jsonl", "log.txt")
+    ]
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
+
+
+def refused(run: Path, said: str, program: str | None = None) -> None:
+    """Resuming is refused in one line, and nothing is deleted or written."""
+    before = content(run)
+    done = run_in(run.parent, "resume", "run", program=program)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert content(run) == before
+
+
+def continues(run: Path, trained: Path) -> None:
+    """Resuming goes on and ends with the weights of the run that nothing happened to."""
+    done = run_in(run.parent, "resume", "run")
+    assert done.returncode == 0, done.stderr
+    assert (place(run, 18) / checkpoint.NETWORK).read_bytes() == (place(trained, 18) / checkpoint.NETWORK).read_bytes()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_a_checkpoint_that_cannot_be_read_is_waited_for(number: int, run: Path, trained: Path) -> None:
+    said = f"cannot be read: {os.strerror(number)}; nothing was changed"
+    refused(run, said, UNREADABLE.format(number=number))
+    continues(run, trained)
+
+
+def test_a_checkpoint_of_a_newer_version_is_left_alone(run: Path, trained: Path) -> None:
+    manifest = place(run, 12) / checkpoint.MANIFEST
+    whole = manifest.read_text()
+    manifest.write_text(whole.replace('"format": 1', '"format": 2'))
+    refused(run, "was written by another version of Paceline (its format is 2, this version reads 1)")
+    manifest.write_text(whole)
+    continues(run, trained)
+
+
+def test_a_trained_run_without_checkpoints_is_not_started_again(run: Path, trained: Path, tmp_path: Path) -> None:
+    away = (run / "checkpoints").rename(tmp_path / "away")
+    refused(run, "no intact checkpoint is left of this run, which has trained 18 steps; put its checkpoints back")
+    shutil.rmtree(run / "checkpoints", ignore_errors=True)
+    away.rename(run / "checkpoints")
+    continues(run, trained)
+
+
+def test_a_trained_run_of_damaged_checkpoints_is_not_started_again(run: Path) -> None:
+    for step in (0, 6, 12):
+        (place(run, step) / checkpoint.NETWORK).write_bytes(b"damaged")
+    before = content(run)
+    done = run_in(run.parent, "resume", "run")
+    assert done.returncode == 2
+    assert "no intact checkpoint is left of this run" in done.stderr
+    assert content(run) == before
+
+
+def test_a_damaged_newest_checkpoint_stays_until_its_step_is_saved_again(run: Path, trained: Path) -> None:
+    (place(run, 12) / checkpoint.NETWORK).write_bytes(b"damaged")
+    continues(run, trained)
+    assert checkpoint.read(place(run, 12)) == checkpoint.read(place(trained, 12))
+
+
+@pytest.mark.parametrize("verb", ["resume", "validate", "average"])
+def test_an_edited_recipe_is_refused_with_the_lines_that_differ(verb: str, run: Path, trained: Path) -> None:
+    plan = run / "plan.yaml"
+    whole = plan.read_text()
+    assert "lr: 0.1" in whole
+    plan.write_text(whole.replace("lr: 0.1", "lr: 0.2"))
+    done = run_in(run.parent, verb, "run")
+    assert done.returncode == 2
+    assert "plan.yaml: this is not the recipe that was trained" in done.stderr
+    assert "optimizer.lr: 0.1 -> 0.2" in done.stderr
+    if verb == "resume":
+        plan.write_text(whole)
+        continues(run, trained)
+
+
+def test_a_plan_that_is_cut_off_is_refused(run: Path) -> None:
+    plan = run / "plan.yaml"
+    whole = plan.read_text()
+    starts = [place for place in range(len(whole)) if whole[place - 1] == "\n" and whole[place : place + 2] == "  "]
+    tops = [at for at in starts if whole[at + 2] != " "]
+    for end in tops[3::9]:
+        plan.write_text(whole[:end])
+        done = run_in(run.parent, "validate", "run")
+        assert done.returncode == 2, (whole[end - 80 : end], done.stdout)
+        assert done.stderr.count("\n") == 1
+
+
+def test_another_recipe_does_not_clear_away_a_trained_run_without_checkpoints(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    (run.parent / "other.yaml").write_text(SMALL.replace("lr: 0.1", "lr: 0.3"))
+    before = content(run)
+    done = run_in(run.parent, "train", "other.yaml", "--out", "run")
+    assert done.returncode == 2
+    assert "holds a run of another recipe" in done.stderr
+    assert content(run) == before
