@@ -6,7 +6,7 @@ import json
 import sys
 import types
 from collections.abc import Callable
-from pathlib import Path
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import pytest
@@ -154,6 +154,7 @@ def test_a_side_and_settings_change_what_blocks_cost(blocks_of: Blocks) -> None:
 
 def test_another_package_s_network_is_one_block(blocks_of: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = types.ModuleType("timm")
+    fake.__spec__ = ModuleSpec("timm", None)
     exec(FAKE, fake.__dict__)
     monkeypatch.setitem(sys.modules, "timm", fake)
     network, total = blocks_of("timm:tiny", side=8)
@@ -190,9 +191,9 @@ def test_what_is_wrong_is_refused_in_one_line(paceline: Paceline, words: tuple[s
     assert found.startswith(message), found
 
 
-def test_a_package_that_is_not_installed_is_said_to_be(paceline: Paceline, tmp_path: Path) -> None:
-    (tmp_path / "timm.py").write_text("raise ImportError('not here')")  # whether or not this machine has it
-    done = paceline("models", "timm:resnet18", "--blocks", env={"PYTHONPATH": str(tmp_path)})
+def test_a_package_that_is_not_installed_is_said_to_be(paceline: Paceline) -> None:
+    program = "import sys; sys.modules['timm'] = None; from paceline.cli import main; main()"  # even if it is
+    done = paceline("models", "timm:resnet18", "--blocks", program=program)
     assert done.returncode == 2
     assert done.stderr == "error: model: timm is not installed; write pip install timm, or a network of Paceline's\n"
 

@@ -33,8 +33,12 @@ SETTINGS = {
 """Settings that change blocks or smallest sides, and the smallest side with them."""
 
 
-def by_name(member: tables.Member) -> str:
-    return member.name
+LARGE = ("inception-v4", "inception-resnet-v2", "efficientnet-b5", "efficientnet-b6", "efficientnet-b7")
+MEMBERS = [
+    pytest.param(member, id=member.name, marks=[pytest.mark.long] if member.name in LARGE else [])
+    for member in tables.MEMBERS
+]
+"""Every network; the largest take too long for `make test`."""
 
 
 def facts_of(member: tables.Member, side: int) -> DataFacts:
@@ -50,7 +54,7 @@ FAMILIES = [
 NAMES = [name for names in FAMILIES for name in names]
 
 
-@pytest.mark.parametrize("member", tables.MEMBERS, ids=by_name)
+@pytest.mark.parametrize("member", MEMBERS)
 def test_the_tables_say_what_is_built(member: tables.Member) -> None:
     recipe = make_recipe(f"model={member.name}")
     rows = block_costs(recipe, facts_of(member, member.side))
@@ -71,7 +75,7 @@ def assert_smallest(recipe: Recipe, facts: DataFacts) -> None:
             block_costs(recipe, DataFacts(1, 1, facts.classes, facts.side - 1))
 
 
-@pytest.mark.parametrize("member", tables.MEMBERS, ids=by_name)
+@pytest.mark.parametrize("member", MEMBERS)
 def test_no_smaller_image_than_the_smallest_goes_through(member: tables.Member) -> None:
     assert_smallest(make_recipe(f"model={member.name}"), facts_of(member, member.smallest_side))
 

@@ -50,6 +50,7 @@ def test_layout_does_not_change_a_fine_tuning_run(tmp_path: Path, tuned: Outcome
     assert max(found.values()) <= EXACT, found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["2x4-recomputed", "3x4"])
 def test_layout_does_not_change_a_run_with_auxiliary_heads(
     tmp_path: Path, headed: Outcome, layout: tuple[str, ...]

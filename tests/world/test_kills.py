@@ -24,13 +24,14 @@ def lessons(run: Path) -> list[dict[str, object]]:
     return [{key: value for key, value in row.items() if key not in TIMES} for row in kept]
 
 
-def test_ten_kills_at_random_moments_leave_the_uninterrupted_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.long)])
+def test_kills_at_random_moments_leave_the_uninterrupted_run(tmp_path: Path, kills: int) -> None:
     words = ["train", write_small(tmp_path, epochs="40"), "on.save=7 steps", "on.cpu_threads=1"]
     whole = Training(tmp_path, *words, "--out", "whole")
     assert whole.end()[0] == 0
     whole.run = tmp_path / "whole"
     steps = newest_step(whole.run)
-    moments = sorted(random.Random(5).sample(range(1, steps - 20), 10))
+    moments = sorted(random.Random(5).sample(range(1, steps - 20), kills))
     for moment in moments:
         part = Training(tmp_path, *words, "--out", "run")
         part.wait_until(part.saved(moment))
@@ -40,7 +41,7 @@ def test_ten_kills_at_random_moments_leave_the_uninterrupted_run(tmp_path: Path)
     assert last.end()[0] == 0
     assert fingerprint(last.run) == fingerprint(whole.run)
     assert lessons(last.run) == lessons(whole.run)
-    assert sum(row["kind"] == "start" for row in rows_of(last.run)) == 11
+    assert sum(row["kind"] == "start" for row in rows_of(last.run)) == kills + 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
