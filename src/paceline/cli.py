@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from paceline import __version__
 from paceline.errors import SpecError, UserError
+from paceline.visible import visible_output
 
 
 class Target(StrEnum):
@@ -62,6 +63,13 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+
+def _path(word: str) -> Path:
+    if not word.strip():
+        raise SpecError(f"'{word}' names no file or folder; write its path, or . for the folder that you are in")
+    return Path(word)
+
+
 RecipeWord = Annotated[
     str | None,
     typer.Argument(
@@ -79,12 +87,14 @@ OnWords = Annotated[
     list[str] | None,
     typer.Argument(metavar="[on.KEY=VALUE]...", help="Placement settings to change, such as on.micro_batch=64."),
 ]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", parser=_path, help="A run folder.")]
 DataFolder = Annotated[
-    Path | None, typer.Option("--data", metavar="FOLDER", help="Where the images are; else DATA_DIR or DATASETS_DIR.")
+    Path | None,
+    typer.Option("--data", metavar="FOLDER", parser=_path, help="Where the images are; else DATA_DIR or DATASETS_DIR."),
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", metavar="RUN", help="The run folder; one that holds the same recipe goes on.")
+    Path | None,
+    typer.Option("--out", metavar="RUN", parser=_path, help="The run folder; one that holds the same recipe goes on."),
 ]
 On = Annotated[str | None, typer.Option("--on", metavar="PLACEMENT", help="A shipped placement or a YAML file.")]
 Replicas = Annotated[int | None, typer.Option("--replicas", metavar="N", help="Short for on.replicas=N.")]
@@ -133,7 +143,12 @@ def validate(
     every: Annotated[bool, typer.Option("--all", help="Evaluate every checkpoint that was not evaluated yet.")] = False,
     test: Annotated[
         Path | None,
-        typer.Option("--test", metavar="FOLDER", help="Evaluate other images of the same classes, such as a test set."),
+        typer.Option(
+            "--test",
+            metavar="FOLDER",
+            parser=_path,
+            help="Evaluate other images of the same classes, such as a test set.",
+        ),
     ] = None,
     data: DataFolder = None,
     json: Json = False,
@@ -223,7 +238,9 @@ def models(
     blocks: Annotated[
         bool, typer.Option("--blocks", help="Print its blocks: parameters, activation bytes, multiply-adds per image.")
     ] = False,
-    side: Annotated[int | None, typer.Option(metavar="PIXELS", help="Image side for --blocks.", min=1)] = None,
+    side: Annotated[
+        int | None, typer.Option(metavar="PIXELS", help="Image side for --blocks.", min=1, max=65_535)
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the networks, or print one's settings, or its blocks."""
@@ -239,7 +256,9 @@ data_app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 
-SourceFolder = Annotated[Path, typer.Argument(metavar="SOURCE", help="The folder of a data set, in any format.")]
+SourceFolder = Annotated[
+    Path, typer.Argument(metavar="SOURCE", parser=_path, help="The folder of a data set, in any format.")
+]
 DataWords = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the data, such as labels=classes.csv first_label=0."),
@@ -249,11 +268,11 @@ DataWords = Annotated[
 @data_app.command("pack", epilog="Example: paceline data pack ~/imagenet ~/imagenet-pack --max-side 500 --quality 90")
 def data_pack(
     source: SourceFolder,
-    out: Annotated[Path | None, typer.Argument(metavar="OUT", help="A new folder for the pack, or one to go on with.")] = None,
+    out: Annotated[Path | None, typer.Argument(metavar="OUT", parser=_path, help="A new folder for the pack, or one to go on with.")] = None,
     settings: DataWords = None,
-    max_side: Annotated[int | None, typer.Option("--max-side", metavar="PIXELS", min=8, help="Make larger images smaller, and all JPEG at --quality (90).")] = None,
+    max_side: Annotated[int | None, typer.Option("--max-side", metavar="PIXELS", min=8, max=65_535, help="Make larger images smaller, and all JPEG at --quality (90).")] = None,
     quality: Annotated[int | None, typer.Option("--quality", metavar="Q", min=1, max=100, help="JPEG quality, 4:2:0; left out, nothing is lost.")] = None,
-    processes: Annotated[int | None, typer.Option("--processes", metavar="N", min=1, help="Worker processes; one for each core if left out.")] = None,
+    processes: Annotated[int | None, typer.Option("--processes", metavar="N", min=1, max=1024, help="Worker processes; one for each core if left out.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Only read the pack SOURCE and compare every checksum.")] = False,
     json: Json = False,
 ) -> None:  # fmt: skip
@@ -266,7 +285,7 @@ def data_pack(
 @data_app.command("convert", epilog="Example: paceline data convert ~/imagenet-pack ~/tars --to webdataset --shuffle 1")
 def data_convert(
     source: SourceFolder,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", parser=_path, help="A new folder.")],
     to: Annotated[Target, typer.Option("--to", help="The format to write.")],
     settings: DataWords = None,
     samples: Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Samples in each tar.")] = 1024,
@@ -283,7 +302,7 @@ def data_convert(
 def data_check(
     source: SourceFolder,
     settings: DataWords = None,
-    threads: Annotated[int | None, typer.Option("--threads", metavar="N", min=1, help="Threads that decode; one for each core if left out.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", metavar="N", min=1, max=1024, help="Threads that decode; one for each core if left out.")] = None,
     json: Json = False,
 ) -> None:  # fmt: skip
     """Decode every image once; exit status 1 if one is damaged."""
@@ -299,7 +318,7 @@ def data_show(
         list[str] | None,
         typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe and settings to change; without a recipe, settings of the data."),
     ] = None,
-    sheet: Annotated[Path | None, typer.Option("--sheet", metavar="FILE.png", help="Write a contact sheet of what augmentation gives.")] = None,
+    sheet: Annotated[Path | None, typer.Option("--sheet", metavar="FILE.png", parser=_path, help="Write a contact sheet of what augmentation gives.")] = None,
     json: Json = False,
 ) -> None:  # fmt: skip
     """Print the images, classes, sizes and bytes of a data set."""
@@ -315,8 +334,8 @@ app.add_typer(bench_app, name="bench")
 @bench_app.command("data", epilog="Example: paceline bench data nvidia/resnet50 --data ~/imagenet")
 def bench_data(
     recipe: RecipeWord = None, settings: SettingWords = None, data: DataFolder = None, on: On = None, device: Device = None,
-    images: Annotated[int, typer.Option("--images", metavar="N", min=1, help="Training images that are measured on.")] = 256,
-    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.001, help="How long each measurement takes at most.")] = 1.0,
+    images: Annotated[int, typer.Option("--images", metavar="N", min=1, max=10**6, help="Training images that are measured on.")] = 256,
+    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.001, max=3600, help="How long each measurement takes at most.")] = 1.0,
     json: Json = False,
 ) -> None:  # fmt: skip
     """Measure reading, decoding, resizing and sending images."""
@@ -327,12 +346,14 @@ def bench_data(
 
 def main() -> None:
     """Run the command line."""
-    try:
-        app()
-    except UserError as fault:
-        from paceline.worker import exit_with
+    with visible_output():
+        try:
+            app()
+        except BrokenPipeError:
+            sys.stderr.close()
+            sys.exit(1)
+        except (UserError, OSError):
+            from paceline.worker import faults_in_one_line
 
-        exit_with(fault)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(1)
+            with faults_in_one_line():
+                raise

@@ -52,14 +52,18 @@ def write_whole(path: Path, content: bytes | str, sync: bool = False) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-def read_whole(path: Path) -> bytes:
-    """The content of a file; an OSError where it is none, such as a pipe, which would be waited for."""
+def read_whole(path: Path, most: int | None = None) -> bytes:
+    """The content of a file; an OSError where it is none, such as a pipe, which would be waited for, or has more than
+    `most` bytes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise IsADirectoryError(errno.EISDIR, "is not a file")
     with open(descriptor, "rb") as file:  # noqa: PTH123 - of a descriptor
-        return file.read()
+        content = file.read(-1 if most is None else most + 1)
+    if most is not None and len(content) > most:
+        raise OSError(errno.EFBIG, f"is larger than {most >> 20} MiB")
+    return content
 
 
 def append_line(path: Path, line: str) -> None:
@@ -71,9 +75,15 @@ def append_line(path: Path, line: str) -> None:
         file.write(f"{start}{line}\n")
 
 
+def open_lock(path: Path) -> IO[str]:
+    """A file to lock, made if need be; a pipe in its place would be waited for."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    return open(descriptor, "w")  # noqa: PTH123 - of a descriptor
+
+
 def is_torn(path: Path) -> bool:
     """Whether the last line of a file has no end."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113
         return False
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from paceline.data.index import locate
 from paceline.data.index.fingerprint import FINGERPRINT, check_fingerprint, trained_classes, write_fingerprint
 from paceline.data.load.quarantine import QUARANTINE
 from paceline.errors import DataError, RunError, SpecError
-from paceline.files import disk_faults
+from paceline.files import disk_faults, read_whole
 from paceline.launch import Launch, launched
 from paceline.machine import Machine, this_machine
 from paceline.model import tables
@@ -72,7 +73,7 @@ def read_placement(
     page: str | None, words: list[str], replicas: int | None = None, device: str | None = None
 ) -> tuple[Placement, Tree]:
     """A placement with the on.* words and flags that concern it."""
-    placed = shipped.tree("placements", page) if page else Tree({}, {(): "placement"})
+    placed = shipped.tree("placements", page) if page is not None else Tree({}, {(): "placement"})
     for word in [*words, *flag_words(replicas, device)]:
         if word.startswith("on."):
             override(placed, word, Placement, prefix="on.")
@@ -119,16 +120,21 @@ def check_folder(name: str, data: Data | None, folder: Path | None) -> None:
             f"--data {folder}: {name} draws its own images ({data.name}); for those in a folder write another recipe, "
             f"as in: paceline train images/resnet18 --data {folder}; or data=images after this one"
         )
-    if folder is not None and folder.is_file():
+    if folder is not None and _is_file(folder):
         labels = f", and data.labels={folder.name} the file" if folder.suffix in (".csv", ".json") else ""
         raise DataError(
             f"{folder}: this is a file; --data takes the folder of the images, here {folder.parent}{labels}"
         )
 
 
+def _is_file(folder: Path) -> bool:
+    with disk_faults(DataError, folder, "cannot be read"):
+        return folder.is_file()
+
+
 def check_apart(out: Path | None, data: Path | None) -> None:
     """Refuse a run folder among the images, where the next look at them would find it."""
-    if out is not None and data is not None and out.resolve().is_relative_to(data.resolve()):
+    if out is not None and data is not None and Path(os.path.realpath(out)).is_relative_to(os.path.realpath(data)):
         raise RunError(f"--out {out} is in the folder of the images, {data}; choose a folder outside it")
 
 
@@ -153,7 +159,7 @@ def plan_job(
 
 def prepare_folder(job: Job, folder: Path) -> None:
     """Make the run folder, or check that it holds the same recipe and data; a run without a step may be replaced."""
-    if (folder / PLAN).is_file():
+    if _is_begun(folder):
         try:
             _check_same(job, folder)
         except RunError:
@@ -165,6 +171,16 @@ def prepare_folder(job: Job, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     store_plan(folder, job.plan, job.asked, job.data_folder, job.written, job.placed)
     write_fingerprint(folder, job.plan.data, job.data_folder)
+
+
+def _is_begun(folder: Path) -> bool:
+    """Whether a folder holds a run; one that cannot be read is not taken for none."""
+    with disk_faults(RunError, folder / PLAN, "cannot be read", "choose another folder with --out"):
+        try:
+            read_whole(folder / PLAN)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return True
 
 
 def _check_same(job: Job, folder: Path) -> None:
@@ -215,7 +231,7 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
         try:
             settings, place = locate.locate(_uncounted(recipe.data), _data_folder(folder, stored, data))
         except DataError as fault:
-            if data is None or not data.is_dir():
+            if data is None or not os.path.isdir(data):  # noqa: PTH112
                 raise
             raise DataError(f"{fault}; evaluate other images than the run's own with validate --test {data}") from None
         check_fingerprint(folder, settings, place)
@@ -237,8 +253,8 @@ def _settings_to_evaluate(folder: Path, data: Data | None, test: Path) -> Files:
     names = trained_classes(folder)
     if not isinstance(data, Files) or names is None:
         raise RunError(f"--test {test}: {folder} was not trained on images in files, so no names of classes are known")
-    if not test.is_dir():
-        what = "this is a file; write the folder of the images" if test.is_file() else "there is no such folder"
+    if not os.path.isdir(test):  # noqa: PTH112
+        what = "this is a file; write the folder of the images" if _is_file(test) else "there is no such folder"
         raise DataError(f"--test {test}: {what}")
     with progress_bar() as progress:
         return locate.evaluation_files(data, names, test, progress)
@@ -250,7 +266,7 @@ def _data_folder(folder: Path, stored: Stored, data: Path | None) -> Path | None
     if data is not None or stored.data_folder is None:
         return given
     remembered = Path(stored.data_folder)
-    if remembered.is_dir():
+    if os.path.isdir(remembered):  # noqa: PTH112 - where it may not be looked into, it is gone, too
         return remembered
     if given is None:
         raise DataError(

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import islice
 
 from paceline.facts import DataFacts, NetworkFacts
 from paceline.settings.data import Data
@@ -125,8 +124,10 @@ class Plan:
         if self.recipe.average.last is None:
             return []
         rhythm = self.rhythm(self.recipe.average.every)
-        named = (step for step in range(self.steps, 0, -1) if step == self.steps or rhythm.due(step))
-        return sorted(islice(named, self.recipe.average.last))
+        steps = [self.steps]
+        while len(steps) < self.recipe.average.last and (step := rhythm.before(steps[-1])):
+            steps.append(step)
+        return steps[::-1]
 
     def images_in(self, duration: Duration) -> Fraction:
         """How many images an amount of this run's training sees."""

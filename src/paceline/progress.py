@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from paceline.visible import one_line, visible_output
+
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, how much of it is done, and how much there is in all."""
 
@@ -16,7 +18,7 @@ def silent(*_: object) -> None:
 
 def notify(line: str) -> None:
     """Print a remark to stderr, where it is in no script's way."""
-    print(line, file=sys.stderr)
+    print(one_line(line), file=sys.stderr)
 
 
 @contextmanager
@@ -26,20 +28,22 @@ def progress_bar() -> Iterator[Progress]:
         yield silent
         return
     from rich import progress  # noqa: PLC0415 - most commands show none
-    from rich.console import Console  # noqa: PLC0415
+    from rich.markup import escape  # noqa: PLC0415
+
+    from paceline.terminal import Terminal  # noqa: PLC0415
 
     # Lines that are printed meanwhile pass through the bar's terminal, unless they go to a file.
     bar = progress.Progress(
         progress.TextColumn("[bold]{task.description}"), progress.BarColumn(bar_width=None),
         progress.MofNCompleteColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn(),
-        console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty(),
+        console=Terminal(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty(),
     )  # fmt: skip
     tasks: dict[str, progress.TaskID] = {}
 
     def show(task: str, done: int, total: int) -> None:
         if task not in tasks:
-            tasks[task] = bar.add_task(task, total=total)
+            tasks[task] = bar.add_task(escape(task), total=total)
         bar.update(tasks[task], completed=done, total=total)
 
-    with bar:
+    with bar, visible_output():
         yield show

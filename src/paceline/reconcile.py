@@ -11,9 +11,14 @@ from paceline.machine import Machine
 from paceline.planning import Plan, norm_batch_of
 from paceline.settings.augment import Crop
 from paceline.settings.data import Center, Data, Files
+from paceline.settings.duration import MOST_RATE
 from paceline.settings.model import External, Residual
 from paceline.settings.placement import Placement, ResolvedPlacement
 from paceline.settings.recipe import GroupNorm, Recipe
+from paceline.settings.schedule import Exponential, Stepped
+
+MOST_STEPS = 999_999_999
+"""Checkpoints are named by nine digits."""
 
 
 def make_plan(
@@ -29,6 +34,7 @@ def make_plan(
     _check_files(recipe, data, placement.data_on_device)
     _check_recipe(recipe, data, network)
     plan = Plan(recipe, _resolve(recipe, placement, data, machine, network, launch), network)
+    _check_length(plan)
     _check_blocks(plan)
     _check_layout(plan)
     _check_mixing(plan)
@@ -130,11 +136,34 @@ def _check_pictures(recipe: Recipe, facts: DataFacts, network: NetworkFacts) -> 
                 f"{network.smallest_side} to {facts.side}"
             )
     least = min([facts.side, *augment.side.values()])
+    if augment.pad > facts.side - (augment.fill == "mirror"):
+        raise PlanError(
+            f"augment.pad {augment.pad} is more than images of {facts.side} pixels a side have to show; write "
+            f"augment.pad={facts.side // 8}, or at most {facts.side - 1}"
+        )
     if augment.cutout > least:
         raise PlanError(f"augment.cutout {augment.cutout} is larger than images of {least} pixels a side; write less")
     # One norm group of one image, made smaller still, may end in one number for each channel.
     if norm_batch_of(recipe, network) == 1 and network.last_side * least // facts.side < 2 and least < facts.side:
         raise PlanError(f"norm_batch 1 leaves images of {least} pixels a side too little; write a larger norm_batch")
+
+
+def _check_length(plan: Plan) -> None:
+    """Refuse more steps than checkpoints can be named after, and a learning rate that grows out of hand."""
+    if plan.steps > MOST_STEPS:
+        raise PlanError(
+            f"epochs {plan.recipe.epochs:g} of {plan.epoch_images:,} images are {plan.steps:,} steps, and a run has at "
+            f"most {MOST_STEPS:,}; write fewer epochs or a larger global_batch"
+        )
+    schedule, peak = plan.recipe.schedule, plan.peak_lr
+    falls = 0.0
+    if isinstance(schedule, Stepped):
+        falls = len(schedule.drops)
+    elif isinstance(schedule, Exponential):
+        falls = float(plan.steps / plan.steps_in(schedule.every))
+    if peak and math.log(peak) + max(0.0, falls * math.log(getattr(schedule, "factor", 1.0))) > math.log(MOST_RATE):
+        key = "schedule.factor" if peak <= MOST_RATE else "optimizer.lr"
+        raise PlanError(f"{key} makes the learning rate grow beyond {MOST_RATE:g}; write a smaller one")
 
 
 def _check_blocks(plan: Plan) -> None:
@@ -182,6 +211,12 @@ def _replicas(asked: int | str, device: str, machine: Machine, launch: Launch | 
     if launch is not None and replicas != launch.count:
         raise PlanError(
             f"the launcher started {launch.count} processes, and on.replicas is {replicas}; make them equal"
+        )
+    most = max(256, 16 * machine.cores) if device != "cuda" else 65_536  # accelerators may be elsewhere
+    if launch is None and replicas > most:
+        raise PlanError(
+            f"on.replicas={replicas}, and this machine has {machine.cores} cores; write at most on.replicas={most}, or "
+            "let a launcher such as torchrun start them on several machines"
         )
     if device == "cuda" and launch is None and 0 < machine.accelerators < replicas:
         raise PlanError(f"on.replicas={replicas}, and only {machine.accelerators} accelerators are visible")

@@ -17,10 +17,11 @@ from typing import IO, Any, Literal, Protocol
 
 from paceline import __version__, checkpoint
 from paceline.errors import Broken, RunError
-from paceline.files import append_line, disk_faults, is_torn, read_rows, read_whole, write_whole
+from paceline.files import append_line, disk_faults, is_torn, open_lock, read_rows, read_whole, write_whole
 from paceline.machine import Machine
 from paceline.planning import Plan
 from paceline.settings.build import build
+from paceline.settings.page import MOST_BYTES
 from paceline.settings.placement import Placement
 from paceline.settings.placement import keys as placement_keys
 from paceline.settings.read import Tree, changes, dump, parse
@@ -128,7 +129,7 @@ class Run:
     def _take(self) -> None:
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.folder / ".lock").open("w")
+            self._lock = open_lock(self.folder / ".lock")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _cut_torn_line(self.folder / RECORD)
         except BlockingIOError:
@@ -157,12 +158,44 @@ def _finite(value: Any) -> Any:
 def rows_of(folder: Path) -> list[Row]:
     """The rows of a run's record; a line that a kill left unfinished is passed over."""
     with disk_faults(RunError, folder / RECORD, "cannot be read"):
-        return [row for row in read_rows(folder / RECORD) if isinstance(row.get("kind"), str)]
+        return [row for row in read_rows(folder / RECORD) if _is_row(row)]
+
+
+_STEPPED = ("start", "report", "validation", "test", "average", "checkpoint", "end", "interrupted")
+_NUMBER = (int, float)
+_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "report": {
+        "bad_steps": (int,),
+        **dict.fromkeys(("epoch", "last_top1", "top1", "step_seconds", "images_per_second", "total_seconds"), _NUMBER),
+        **dict.fromkeys(("lr", "last_loss", "loss"), (*_NUMBER, type(None))),
+    },
+    "validation": {
+        "images": (int,),
+        **dict.fromkeys(("epoch", "top1", "top5", "seconds", "images_per_second"), _NUMBER),
+        "loss": (*_NUMBER, type(None)),
+    },
+    "average": {"top1": _NUMBER, "steps": (list,)},
+}
+"""What rows hold that are read back; not finite numbers are null."""
+
+
+def _is_row(row: Row) -> bool:
+    """Whether a line of the record is a row, of a step where its kind has one."""
+    kind, step = row.get("kind"), row.get("step", 0)
+    return isinstance(kind, str) and type(step) is int and step >= 0 and ("step" in row or kind not in _STEPPED)
+
+
+def _is_whole(row: Row) -> bool:
+    """Whether a row holds what its kind does: one that somebody has damaged is passed over like half a line."""
+    fields = _FIELDS.get(row["kind"], {})
+    return all(key in row and isinstance(row[key], types) for key, types in fields.items())
 
 
 def latest(rows: list[Row], kind: str) -> list[Row]:
     """The last row of each step, in the order of steps: a resumed run writes some steps again."""
-    return [row for _, row in sorted({row["step"]: row for row in rows if row["kind"] == kind}.items())]
+    return [
+        row for _, row in sorted({row["step"]: row for row in rows if row["kind"] == kind and _is_whole(row)}.items())
+    ]
 
 
 def trained_step(rows: list[Row]) -> int:
@@ -201,7 +234,7 @@ def stored_plan(folder: Path) -> Stored:
     """The settings of the run in a folder."""
     path = folder / PLAN
     try:
-        text = read_whole(path).decode()
+        text = read_whole(path, MOST_BYTES).decode()
     except (FileNotFoundError, NotADirectoryError):
         raise RunError(f"{folder}: this is no run folder ('{PLAN}' is missing)") from None
     except OSError as fault:
@@ -265,7 +298,8 @@ def numbers_of(plan: Plan) -> Row:
 def start_row(plan: Plan, machine: Machine, step: int, before: list[Row], command: list[str]) -> Row:
     """What a start writes into the record: placement, machine, versions, commit, and arithmetic that has changed."""
     placement = json.loads(plan.placement.model_dump_json())
-    last = next((row["placement"] for row in reversed(before) if row["kind"] == "start"), placement)
+    starts = (row.get("placement") for row in reversed(before) if row["kind"] == "start")
+    last = next((each for each in starts if isinstance(each, dict)), placement)
     changed = {
         key: [last.get(key), placement[key]] for key in placement_keys("arithmetic") if last.get(key) != placement[key]
     }

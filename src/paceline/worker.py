@@ -6,16 +6,18 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paceline.errors import UserError
+from paceline.errors import Broken, UserError
 from paceline.job import Job, stored_job
 from paceline.launch import MESSAGES_FOLDER, launched
 from paceline.record import json_text
 from paceline.settings.read import flow
 from paceline.sink.console import console
+from paceline.visible import one_line, visible_output
 
 Verb = Callable[..., Any]
 
@@ -48,24 +50,37 @@ def main() -> None:
     """One local replica: python -m paceline.worker FOLDER VERB REQUEST."""
     folder, verb, text = sys.argv[1:]
     request = json.loads(text)
-    try:
+    with visible_output(), faults_in_one_line():
         data, test = (Path(path) if path else None for path in (request["data"], request["test"]))
         job = stored_job(Path(folder), request["words"], data, test)
         result = _verbs()[verb](job, Path(folder), **request["arguments"])
+        if job.launch is not None and job.launch.rank == 0:
+            Path(request["result"]).write_text(json_text(result))
+
+
+@contextmanager
+def faults_in_one_line() -> Iterator[None]:
+    """End the process with one line where a person, and not Paceline, can mend what went wrong inside."""
+    try:
+        yield
     except UserError as fault:
         exit_with(fault)
-    if job.launch is not None and job.launch.rank == 0:
-        Path(request["result"]).write_text(json_text(result))
+    except BrokenPipeError:
+        raise
+    except OSError as fault:
+        if fault.filename is None:
+            raise
+        exit_with(Broken(f"{os.fsdecode(fault.filename)}: {fault.strerror}"))
 
 
 def exit_with(fault: UserError) -> NoReturn:
     """End the process with one line about a fault; a local replica leaves it for its parent to print."""
     launch = launched()
     if launch is not None and MESSAGES_FOLDER in os.environ:
-        Path(os.environ[MESSAGES_FOLDER], str(launch.rank)).write_text(str(fault))
+        Path(os.environ[MESSAGES_FOLDER], str(launch.rank)).write_text(one_line(str(fault)))
     else:
         who = f" (replica {launch.rank})" if launch is not None and launch.rank else ""
-        print(f"error{who}: {fault}", file=sys.stderr)  # noqa: T201
+        print(one_line(f"error{who}: {fault}"), file=sys.stderr)  # noqa: T201
     sys.exit(fault.status)
 
 

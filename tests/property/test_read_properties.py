@@ -19,8 +19,10 @@ from paceline.settings.recipe import Recipe
 SETTINGS = settings(deadline=None, max_examples=120, derandomize=True)
 
 COUNTS = st.integers(1, 10**7)
+FEW = st.integers(1, 1000)
 PARTS = st.floats(0, 1, exclude_max=True, allow_subnormal=False)
 POSITIVE = st.floats(1e-9, 1e9)
+FACTORS = st.floats(0.01, 100)
 COLORS = st.lists(st.floats(-10, 10), min_size=3, max_size=3)
 SPREADS = st.tuples(*[st.floats(0.01, 2.0)] * 3).map(list)
 WORDS = st.text(st.characters(codec="utf-8", categories=["L", "P", "S", "Zs"]), max_size=30)
@@ -52,8 +54,8 @@ def names(model: type[model.Model]) -> tuple[str, ...]:
 
 
 STEMS: dict[str, Any] = {"version": st.sampled_from(["v1", "v1.5"]), "stem": st.sampled_from(["7x7", "3x3"])}
-GROUPED: dict[str, Any] = {"cardinality": COUNTS, "group_width": COUNTS}
-THREE = st.tuples(COUNTS, COUNTS, COUNTS).map(list)
+GROUPED: dict[str, Any] = {"cardinality": FEW, "group_width": FEW}
+THREE = st.tuples(FEW, FEW, FEW).map(list)
 BLOCKS = st.sampled_from(["stem", "stage1", "stage1/unit1", "head", "all"])
 FAMILIES: dict[type[model.Model], st.SearchStrategy[Any]] = {
     model.AlexNet: kind(names(model.AlexNet), dropout=PARTS),
@@ -73,12 +75,12 @@ FAMILIES: dict[type[model.Model], st.SearchStrategy[Any]] = {
     model.ResNeXt: kind(names(model.ResNeXt), **STEMS, **GROUPED),
     model.CifarResNeXt: kind(names(model.CifarResNeXt), wide=st.booleans(), **GROUPED),
     model.EfficientNet: kind(
-        names(model.EfficientNet), width=st.one_of(st.none(), POSITIVE), depth=POSITIVE, divisor=COUNTS,
-        top_width=COUNTS, expand_ratio=COUNTS, group_dim=COUNTS, squeeze_excite=PARTS, survival=st.floats(0.01, 1),
+        names(model.EfficientNet), width=st.one_of(st.none(), FACTORS), depth=FACTORS, divisor=FEW,
+        top_width=FEW, expand_ratio=FEW, group_dim=FEW, squeeze_excite=PARTS, survival=st.floats(0.01, 1),
         dropout=st.one_of(st.none(), PARTS), activation=st.sampled_from(["silu", "relu"]),
     ),
-    model.MobileNetV2: kind(names(model.MobileNetV2), width=POSITIVE, dropout=PARTS),
-    model.MobileNetV3: kind(names(model.MobileNetV3), width=POSITIVE, dropout=PARTS),
+    model.MobileNetV2: kind(names(model.MobileNetV2), width=FACTORS, dropout=PARTS),
+    model.MobileNetV3: kind(names(model.MobileNetV3), width=FACTORS, dropout=PARTS),
     model.External: st.one_of(
         kind(names(model.External), {"network": WORDS}, auxiliary=POSITIVE),
         kind(("timm:convnext_tiny", "torchvision:resnet18"), auxiliary=POSITIVE),
@@ -90,7 +92,7 @@ DATA = st.one_of(
     st.none(),
     kind("shapes", mean=COLORS, std=SPREADS),
     kind(("cifar10", "cifar100"), mean=COLORS),
-    kind(("generated", "synthetic"), images=COUNTS, validation_images=COUNTS, classes=COUNTS, side=COUNTS, std=SPREADS),
+    kind(("generated", "synthetic"), images=COUNTS, validation_images=COUNTS, classes=FEW, side=FEW, std=SPREADS),
 )
 SCHEDULES = st.one_of(
     kind("constant", warmup=DURATIONS),

@@ -102,13 +102,13 @@ def test_a_line_that_is_no_row_is_passed_over(tmp_path: Path) -> None:
 
 def test_the_latest_row_of_each_step_counts() -> None:
     rows: list[Row] = [
-        {"kind": "report", "step": 2, "loss": 1},
-        {"kind": "report", "step": 4, "loss": 2},
+        {"kind": "test", "step": 2, "loss": 1},
+        {"kind": "test", "step": 4, "loss": 2},
         {"kind": "validation", "step": 4},
         {"kind": "start", "step": 0},
-        {"kind": "report", "step": 2, "loss": 3},
+        {"kind": "test", "step": 2, "loss": 3},
     ]
-    assert [(row["step"], row["loss"]) for row in latest(rows, "report")] == [(2, 3), (4, 2)]
+    assert [(row["step"], row["loss"]) for row in latest(rows, "test")] == [(2, 3), (4, 2)]
     assert latest(rows, "end") == []
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.command.data_source import existing_folder, read_settings
-from paceline.command.tables import allow_any_name, show_facts
+from paceline.command.tables import show_facts
 from paceline.data.index.scan import open_index
 from paceline.data.index.table import Index
 from paceline.machine import this_machine
 from paceline.progress import progress_bar
 from paceline.settings.data import Files
+from paceline.visible import one_line
 
 _SHOWN = 12
 """How many classes without images are named."""
@@ -23,7 +24,6 @@ _SHOWN = 12
 
 def run(source: Path, words: list[str], threads: int | None, as_json: bool) -> int:
     """Print a line for each bad image, then a summary; returns 1 where any image is bad."""
-    allow_any_name()
     data = read_settings(words)
     with progress_bar() as progress:
         index = open_index(data, existing_folder(source), progress, whole=True)
@@ -37,7 +37,7 @@ def run(source: Path, words: list[str], threads: int | None, as_json: bool) -> i
             for image in images:
                 bad.append(image)
                 if not as_json:
-                    print(f"{image.name}: {image.reason}", flush=True)
+                    print(one_line(f"{image.name}: {image.reason}"), flush=True)
     facts = _facts(index, data, Counter(image.kind for image in bad))
     if as_json:
         print(json.dumps(facts | {"bad": [asdict(image) for image in bad]}, indent=1))

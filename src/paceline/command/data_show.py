@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.command.data_source import existing_folder, read_settings
-from paceline.command.tables import allow_any_name, show_facts, show_rows
+from paceline.command.tables import show_facts, show_rows
 from paceline.data.index.locate import locate
 from paceline.data.index.scan import open_index
 from paceline.data.index.table import Index
@@ -40,7 +40,6 @@ _COLUMNS, _IMAGES, _GAP = 8, 16, 4
 
 def run(source: Path, words: list[str], sheet: Path | None, as_json: bool) -> None:
     """Describe a data set; with a sheet, also draw what the loader delivers of it."""
-    allow_any_name()
     recipe = _read(words)
     assert isinstance(recipe.data, Files)
     if sheet is not None and sheet.suffix.lower() != ".png":

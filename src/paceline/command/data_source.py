@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.errors import DataError
+from paceline.files import disk_faults
 from paceline.settings.build import build
 from paceline.settings.data import Files
 from paceline.settings.read import override, parse
@@ -20,6 +21,8 @@ def read_settings(words: list[str]) -> Files:
 
 def existing_folder(source: Path) -> Path:
     """The folder of a data set; a DataError where there is none."""
-    if not source.is_dir():
+    with disk_faults(DataError, source, "cannot be read"):
+        there = source.is_dir()
+    if not there:
         raise DataError(f"{source}: there is no such folder; write the folder that holds the images")
     return source

@@ -12,6 +12,7 @@ from paceline.job import Job, stored_job
 from paceline.progress import notify
 from paceline.reconcile import fits
 from paceline.record import rows_of
+from paceline.visible import one_line
 
 if TYPE_CHECKING:
     from paceline.training.replay import Finding
@@ -46,7 +47,10 @@ def _job(folder: Path, words: list[str], step: int, data: Path | None) -> Job:
     alone = ["on.replicas=1", "on.micro_batch=auto", "on.compile=false", *words]
     job = stored_job(folder, alone, data)
     starts = [row for row in rows_of(folder) if row["kind"] == "start" and row["step"] < step]
-    size = starts[-1]["placement"]["micro_batch"] if starts else job.plan.micro_batch
+    placement = starts[-1].get("placement") if starts else None
+    size = placement.get("micro_batch") if isinstance(placement, dict) else None
+    if not isinstance(size, int) or size < 1:
+        return job
     if size == job.plan.micro_batch or any(word.startswith("on.micro_batch=") for word in words):
         return job
     if fits(job.plan.global_batch, job.plan.norm_batch, 1, size):
@@ -82,6 +86,6 @@ def _show(finding: Finding, folder: Path) -> None:
     print(f"\n{plural(len(finding.images), 'image')} {what} is not finite:")
     for image in finding.images[:_LISTED]:
         line = f"image {image['image']}" + (f"  {image['name']}" if "name" in image else "")
-        print(line.encode(errors="backslashreplace").decode())  # a file's name may be bytes that are no text
+        print(one_line(line))
     if len(finding.images) > _LISTED:
         print(f"and {len(finding.images) - _LISTED:,} more; --json lists all")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from typing import Any
 
 from rich.table import Table
@@ -11,6 +9,7 @@ from rich.text import Text
 
 from paceline.record import json_text
 from paceline.sink.console import console
+from paceline.visible import one_line
 
 _HEADINGS = {"top1": "top-1", "top5": "top-5", "images_per_second": "images/s"}
 """Headings of keys that do not read as words."""
@@ -27,7 +26,7 @@ def show_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
         numeric = all(isinstance(row[column], int | float) for row in rows)
         table.add_column(_heading(column), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(format_value(column, row[column])) for column in columns))
+        table.add_row(*(Text(one_line(format_value(column, row[column]))) for column in columns))
     console().print(table)
 
 
@@ -37,12 +36,14 @@ def show_facts(facts: dict[str, Any], as_json: bool, title: str | None = None) -
         print(json_text({name.replace(" ", "_").replace("-", "_"): value for name, value in facts.items()}, indent=1))
         return
     if title is not None:  # above the table: inside it, a narrow table would fold it
-        console().print(title, style="bold", markup=False, soft_wrap=True)
+        console().print(one_line(title), style="bold", markup=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(_heading(name), Text("-" if value is None else format_value(name, value)))
+        table.add_row(
+            Text(one_line(_heading(name))), Text("-" if value is None else one_line(format_value(name, value)))
+        )
     console().print(table)
 
 
@@ -65,12 +66,6 @@ def format_value(name: str, value: Any) -> str:
             return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
         case _:
             return f"{value:.6g}"
-
-
-def allow_any_name() -> None:
-    """Let stdout print file names that are not UTF-8, with escapes."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def plural(count: int, noun: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from paceline import checkpoint
 from paceline.errors import DataError, UserError
+from paceline.files import disk_faults
 from paceline.model.packages import published_network, split_source
 
 Weights = dict[str, Tensor]
@@ -51,13 +53,13 @@ def read_weights(source: str) -> Weights:
     package, name = split_source(source)
     if package is not None:
         return dict(published_network(package, name).state_dict())
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return _of_run(path)
-    if not path.is_file():
-        raise DataError(
-            f"init.from: {source} is not there; give a run folder, a .safetensors or .pth file, or timm:NAME"
-        )
+    path = Path(os.path.expanduser(source))  # noqa: PTH111 - Path would raise for a user who is not there
+    with disk_faults(DataError, path, "cannot be read (init.from)"):
+        if path.is_dir():
+            return _of_run(path)
+        if not path.is_file():
+            what = "is not a file" if path.exists() else "is not there"
+            raise DataError(f"init.from: {source} {what}; give a run folder, a .safetensors or .pth file, or timm:NAME")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
 from paceline.settings.duration import refuse_clock
-from paceline.settings.types import Count, Fraction, NotNegative, Positive, Probability, Settings
+from paceline.settings.types import Few, Fraction, NotNegative, Positive, Probability, Settings
 
 
 def _upright(bounds: tuple[float, float]) -> tuple[float, float]:
@@ -100,7 +100,7 @@ class RandAugment(Settings):
     """A few operations for each image, all of one magnitude, any of them as likely (Cubuk et al., 2020)."""
 
     name: Literal["randaugment"]
-    layers: Count = 2
+    layers: Annotated[int, Field(gt=0, le=100)] = 2
     """How many operations follow one another."""
     magnitude: Annotated[float, Field(ge=0, le=10)] = 9.0
     """How strong they are, from 0 to 10."""
@@ -130,7 +130,7 @@ class Crop(Settings):
     distribution: Literal["logarithmic", "uniform"] = "logarithmic"
     """Whether any area and each doubling of the shape are as likely (torch), or any shape and then any height that the
     areas allow (TensorFlow)."""
-    tries: Count = 10
+    tries: Few = 10
     """Boxes that are tried before what `otherwise` says."""
     otherwise: Literal["center", "whole"] = "center"
     """After the last try: as much of the center as the shapes allow (torch), or the whole image (TensorFlow)."""
@@ -144,7 +144,7 @@ class Augment(Settings):
 
     crop: Crop = Crop()
     """A random box, resized; for data in files."""
-    pad: Annotated[int, Field(ge=0)] = 0
+    pad: Annotated[int, Field(ge=0, le=65_535)] = 0
     """Pixels added on each side before a random crop back to the image's size; 0 does not crop."""
     fill: Literal["black", "mirror"] = "black"
     """What the added pixels show."""
@@ -164,7 +164,7 @@ class Augment(Settings):
     in validation, they are as large as the data's."""
     erase: Erase = Erase()
     """A random box of the mean color."""
-    cutout: Annotated[int, Field(ge=0)] = 0
+    cutout: Annotated[int, Field(ge=0, le=65_535)] = 0
     """Pixels a side of a square of the mean color, centered on any pixel and cut at the border; 0 is none."""
 
     @model_validator(mode="after")
@@ -219,7 +219,7 @@ Cut = FixedCut | LogarithmicCut | UniformCut | BetaCut
 class Mix(Settings):
     """Images blended with neighbors (mixup) or with a part of a neighbor pasted in (cutmix), and labels likewise."""
 
-    block: Annotated[int, Field(ge=2)] = 4
+    block: Annotated[int, Field(ge=2, le=10**9)] = 4
     """How many neighbors exchange among themselves; divides the micro-batch."""
     mixup: Alpha = 0.0
     """Blend each image with the next of its block by a fraction from Beta(mixup, mixup); 0 does not."""

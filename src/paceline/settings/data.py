@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from paceline.facts import DataFacts
-from paceline.settings.types import Count, Positive, Settings
+from paceline.settings.types import Channels, ClassCount, ImageCount, Pixels, Settings
 
 # Every kind of data has these three, each with defaults of its own.
 Mean = Annotated[
-    tuple[float, ...], Field(description="Mean of each channel on a scale of 0 to 1, subtracted from the pixels.")
+    tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...],
+    Field(description="Mean of each channel on a scale of 0 to 1, subtracted from the pixels."),
 ]
 Std = Annotated[
-    tuple[Positive, ...], Field(description="Standard deviation of each channel, which the pixels are divided by.")
+    tuple[Annotated[float, Field(gt=0, le=1e6)], ...],
+    Field(description="Standard deviation of each channel, which the pixels are divided by."),
 ]
 Normalization = Annotated[
     Literal["mean-std", "mean", "unit", "image"],
@@ -58,15 +61,15 @@ class Made(Settings):
     """Random images for measuring: `generated` ones come from the host, `synthetic` ones stay on the device."""
 
     name: Literal["generated", "synthetic"]
-    images: Count = 1_281_167
+    images: ImageCount = 1_281_167
     """How many training images the epoch counts."""
-    validation_images: Count = 1_000
+    validation_images: ImageCount = 1_000
     """How many images a validation counts; they are as random as their labels."""
-    classes: Count = 1000
+    classes: ClassCount = 1000
     """How many classes the labels are drawn from."""
-    side: Count = 224
+    side: Pixels = 224
     """Height and width of an image in pixels."""
-    channels: Count = 3
+    channels: Channels = 3
     """Color channels of an image."""
     mean: Mean = (0.485, 0.456, 0.406)
     std: Std = (0.229, 0.224, 0.225)
@@ -95,7 +98,7 @@ class Center(Settings):
     """The shorter edge is resized and the center cut out, in one resampling."""
 
     name: Literal["center"]
-    short: Count | None = None
+    short: Pixels | None = None
     """Pixels that the shorter edge is resized to; left out, 8/7 of what is cut out, as 256 is of 224."""
 
     def shorter(self, side: int) -> int:
@@ -116,13 +119,13 @@ class Files(Settings):
     packs, recognized by their files; `imagenet` plans without them."""
 
     name: Literal["images", "imagenet"]
-    side: Count = 224
+    side: Pixels = 224
     """Height and width that training images are resized to."""
     resize: Literal["bilinear", "bicubic"] = "bilinear"
     """The filter that makes images larger or smaller; it sees every pixel (antialiased)."""
     evaluation: Annotated[Center | Squash, Field(discriminator="name")] = Center(name="center")
     """What of a validation image is evaluated."""
-    evaluation_side: Count | None = None
+    evaluation_side: Pixels | None = None
     """Height and width that validation images are resized to; left out, as in training."""
     validation: Part | None = None
     """Fraction of the images, chosen at random, that is kept for validation; for data without a validation split."""
@@ -130,18 +133,18 @@ class Files(Settings):
     """Fraction of the training images that is used, chosen at random."""
     labels: str | None = None
     """A CSV or JSON file beside the images with the class of each folder or file; left out, folders are classes."""
-    first_label: int | None = None
+    first_label: Annotated[int, Field(ge=-(10**9), le=10**9)] | None = None
     """The number of the first class where labels are numbers; left out, 1 in TFRecords and 0 elsewhere."""
     orientation: Literal["ignore", "honor"] = "ignore"
     """Whether an image is turned as its EXIF data says; by ImageNet's convention it is not."""
     max_bad: Annotated[float, BeforeValidator(_percent), Field(ge=0, le=1)] | None = None
     """Fraction of the images that may be damaged, and replaced by their next neighbor, before the run ends; left out,
     0.1 %, or 10 images where that is more, but no more than a tenth."""
-    images: Count | None = None
+    images: ImageCount | None = None
     """How many training images there are; left out, as many as are found."""
-    validation_images: Count | None = None
+    validation_images: ImageCount | None = None
     """How many validation images there are; left out, as many as are found."""
-    classes: Count | None = None
+    classes: ClassCount | None = None
     """How many classes there are; left out, as many as are found."""
     class_names: tuple[str, ...] | None = None
     """The classes by name, in the order of their numbers; left out, as the data keep them, and the names of folders
@@ -153,7 +156,7 @@ class Files(Settings):
     @model_validator(mode="after")
     def _classes_have_one_name_each(self) -> Files:
         names = self.class_names or ()
-        twice = next((name for name in names if names.count(name) > 1), None)
+        twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
             raise ValueError(f"class_names: '{twice}' is there twice; each class has one name of its own")
         if self.class_names == ():

@@ -12,6 +12,8 @@ from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
 _WRITTEN = re.compile(r"\s*([0-9]*\.?[0-9]+(?:/[0-9]+)?)\s*(epochs?|steps?|images?|seconds?|minutes?|hours?|%)\s*")
+_LONGEST = 100
+"""So long a duration or a rate may be written: in longer texts the search for a number takes forever."""
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600}
 
 
@@ -27,7 +29,7 @@ class Duration:
         """Reads '5 epochs', '1/16 epochs', '500 steps', '1000 images', '2%' or '10 minutes'; a fault offers `units`."""
         if isinstance(text, Duration):
             return text
-        match = _WRITTEN.fullmatch(text) if isinstance(text, str) else None
+        match = _WRITTEN.fullmatch(text) if isinstance(text, str) and len(text) <= _LONGEST else None
         if not match:
             hint = (
                 f", such as '{text:g} epochs'" if isinstance(text, int | float) and not isinstance(text, bool) else ""
@@ -117,8 +119,17 @@ class Rhythm:
         """The first step at which it is due."""
         return -(-(self.offset or self.every) // self.step)
 
+    def before(self, step: int) -> int:
+        """The last step before `step` at which it is due; 0 where there is none."""
+        marks = self._marks(step - 1)
+        return -(-(self.offset + marks * self.every) // self.step) if marks >= (0 if self.offset else 1) else 0
+
     def _marks(self, step: int) -> int:
         return (step * self.step - self.offset) // self.every
+
+
+MOST_RATE = 1e30
+"""Far beyond what trains, and finite in every type."""
 
 
 @dataclass(frozen=True)
@@ -135,14 +146,16 @@ class Rate:
         if isinstance(text, Rate):
             return text
         if isinstance(text, int | float) and not isinstance(text, bool):
-            if not (math.isfinite(text) and text >= 0):
+            if not text >= 0 or math.isinf(text):
                 raise ValueError(f"expected a learning rate of at least 0, found {text}")
+            if text > MOST_RATE:
+                raise ValueError(f"expected a learning rate of at most {MOST_RATE:g}, found {text:g}")
             return cls(repr(text), float(text))
         plain = r"[0-9]*\.?[0-9]+"
         number = rf"(?:2\^(-?{plain})|({plain}(?:e-?[0-9]+)?))"
         match = (
-            re.fullmatch(rf"\s*{number}\s+per\s+(?:([1-9][0-9]*)\s+images|image)\s*", text)
-            if isinstance(text, str)
+            re.fullmatch(rf"\s*{number}\s+per\s+(?:([1-9][0-9]{{0,11}})\s+images|image)\s*", text)
+            if isinstance(text, str) and len(text) <= _LONGEST
             else None
         )
         if not match:
@@ -150,8 +163,8 @@ class Rate:
                 f"expected a learning rate such as 0.1, '2^-6 per image' or '0.1 per 256 images', found {text!r}"
             )
         value = 2.0 ** min(float(match[1]), 1024.0 - 1e-9) if match[1] else float(match[2])
-        if not value < 1e30:
-            raise ValueError(f"expected a learning rate that is not astronomical, found '{text}'")
+        if not value <= MOST_RATE:
+            raise ValueError(f"expected a learning rate of at most {MOST_RATE:g}, found '{text}'")
         return cls(text.strip(), value, int(match[3] or 1))
 
     def at(self, global_batch: int) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from paceline.settings.read import KeyPath, Tree, flow, quoted
+from paceline.settings.read import KeyPath, Tree, cut, flow, quoted
 from paceline.settings.schema import addresses, fields, groups, kinds
 from paceline.settings.suggest import instead_of_key, instead_of_value, nearest_kind
 from paceline.settings.types import Settings
@@ -41,7 +41,7 @@ def _message(error: Any, tree: Tree, values: dict[str, Any], model: type[Setting
         what = _unknown(path, noun, around, everywhere)
     else:
         what = _complaint(error, path, noun, around, choices)
-    address = ".".join(map(str, section))
+    address = cut(".".join(map(str, section)))
     name_is_wrong = choices and error["type"] in ("union_tag_invalid", "value_error")
     place = tree.place((*path, "name") if name_is_wrong else path)
     return f"{place}: {address + ': ' if address and not (key_is_wrong and address == noun) else ''}{what}"
@@ -81,8 +81,12 @@ def _locate(loc: KeyPath, model: type[Settings]) -> tuple[KeyPath, type[Settings
 def _unknown(path: KeyPath, noun: str, around: type[Settings] | None, everywhere: Sequence[str]) -> str:
     section, key = ".".join(map(str, path[:-1])), str(path[-1])
     if any(address.startswith(f"{key}.") for address in everywhere):
-        return f"{noun} has no '{key}'; put its keys into a file given with --{key} FILE, or write {key}.KEY=VALUE"
-    return f"{noun} has no '{key}'{instead_of_key(key, section, list(fields(around)) if around else [], everywhere)}"
+        return (
+            f"{noun} has no {quoted(key)}; put its keys into a file given with --{key} FILE, or write {key}.KEY=VALUE"
+        )
+    return (
+        f"{noun} has no {quoted(key)}{instead_of_key(key, section, list(fields(around)) if around else [], everywhere)}"
+    )
 
 
 def _complaint(error: Any, path: KeyPath, noun: str, around: type[Settings] | None, choices: list[str]) -> str:
@@ -101,7 +105,7 @@ def _complaint(error: Any, path: KeyPath, noun: str, around: type[Settings] | No
         expected = re.findall(r"'([^']*)'", error["ctx"]["expected"])
         return f"expected {' or '.join(expected)}, found {quoted(value)}{instead_of_value(str(value), expected)}"
     if kind == "value_error":
-        return str(error["ctx"]["error"])
+        return cut(str(error["ctx"]["error"]), most=500)
     if kind.startswith("model_") and around:
         write = [f"{'.'.join(map(str, path))}.{key}" for key in _fitting(around, value)]
         return f"this is a section with keys of its own, found {quoted(value)}; write {' or '.join(write)}"
@@ -119,7 +123,7 @@ def _fitting(around: type[Settings], value: Any) -> list[str]:
             around.model_validate_json(json.dumps({key: value}))
         except ValidationError:
             continue
-        fitting.append(f"{key}={flow(value)}")
+        fitting.append(f"{key}={cut(flow(value))}")
     return fitting[:3] or [f"{key}=..." for key in list(fields(around))[:3]]
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from paceline.settings.read import quoted
 from paceline.settings.schema import kinds
 from paceline.settings.suggest import nearest
-from paceline.settings.types import Count, Fraction, NotNegative, Positive, Settings
+from paceline.settings.types import Channels, Factor, Few, Fraction, NotNegative, Positive, Settings
 
 Activation = Literal["relu", "relu6", "silu", "hardswish"]
 
@@ -66,7 +66,7 @@ class InceptionResNetV2(Settings):
     """Inception-ResNet v2 for images of 299 pixels."""
 
     name: Literal["inception-resnet-v2"]
-    units: tuple[Count, Count, Count] = (10, 20, 10)
+    units: tuple[Few, Few, Few] = (10, 20, 10)
     """How many residual units each of the three stages has; nvcnn has 5, 10 and 5."""
     residual_scale: tuple[Positive, Positive, Positive] = (0.17, 0.1, 0.2)
     """What the residual branches of each stage are multiplied by."""
@@ -105,9 +105,9 @@ class ResNeXt(Settings):
     """Residual networks whose 3x3 convolutions are grouped, with the ImageNet widths."""
 
     name: Literal["resnext14", "resnext26", "resnext50", "resnext101", "resnext152"]
-    cardinality: Count = 32
+    cardinality: Channels = 32
     """How many groups the 3x3 convolutions have."""
-    group_width: Count = 4
+    group_width: Channels = 4
     """Channels of each group in the first stage; torchvision's resnext101_32x8d has 8."""
     version: Literal["v1", "v1.5"] = "v1.5"
     """Where a bottleneck strides: v1 in its first 1x1 convolution, v1.5 in its 3x3 one."""
@@ -119,9 +119,9 @@ class CifarResNeXt(Settings):
     """The ResNeXts for 32-pixel images: three stages."""
 
     name: Literal["resnext11", "resnext29", "resnext38", "resnext47", "resnext56", "resnext65"]
-    cardinality: Count = 32
+    cardinality: Channels = 32
     """How many groups the 3x3 convolutions have."""
-    group_width: Count = 4
+    group_width: Channels = 4
     """Channels of each group in the first stage."""
     wide: bool = False
     """Stages of 256, 512 and 1024 channels instead of 64, 128 and 256."""
@@ -134,17 +134,17 @@ class EfficientNet(Settings):
         "efficientnet-b0", "efficientnet-b1", "efficientnet-b2", "efficientnet-b3", "efficientnet-b4",
         "efficientnet-b5", "efficientnet-b6", "efficientnet-b7", "efficientnet-cifar",
     ]  # fmt: skip
-    width: Positive | None = None
+    width: Factor | None = None
     """What B0's channels are multiplied by; left out, what the name stands for."""
-    depth: Positive | None = None
+    depth: Factor | None = None
     """What B0's units are multiplied by; left out, what the name stands for."""
-    divisor: Count = 8
+    divisor: Channels = 8
     """Channels are rounded to a multiple of this."""
-    top_width: Count = 1280
+    top_width: Annotated[int, Field(gt=0, le=100_000)] = 1280
     """Channels of the last convolution, before `width`."""
-    expand_ratio: Count = 6
+    expand_ratio: Few = 6
     """How much wider a unit is inside than outside, after the first stage."""
-    group_dim: Count = 1
+    group_dim: Channels = 1
     """Channels of each group of the k x k convolutions: 1 is depthwise, the modified networks have 16 (and
     expand_ratio 4)."""
     squeeze_excite: Fraction = 0.25
@@ -161,7 +161,7 @@ class MobileNetV2(Settings):
     """MobileNet v2: inverted residuals with ReLU6."""
 
     name: Literal["mobilenet-v2"]
-    width: Positive = 1.0
+    width: Factor = 1.0
     """What the channels are multiplied by."""
     dropout: Fraction = 0.2
     """Fraction of the features dropped before the last dense layer."""
@@ -171,7 +171,7 @@ class MobileNetV3(Settings):
     """MobileNet v3: inverted residuals with squeeze-and-excite and hard swish."""
 
     name: Literal["mobilenet-v3-small", "mobilenet-v3-large"]
-    width: Positive = 1.0
+    width: Factor = 1.0
     """What the channels are multiplied by."""
     dropout: Fraction = 0.2
     """Fraction of the features dropped before the last dense layer."""

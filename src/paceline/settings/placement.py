@@ -17,10 +17,14 @@ ARITHMETIC = {"kind": "arithmetic"}
 KEEPING = {"kind": "keeping"}
 
 
+_MOST = 10**9
+
+
 def _count(value: object) -> object:
-    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST):
         return value
-    raise ValueError(f"expected a whole number above 0, or auto; found {value!r}")
+    most = f" and at most {_MOST:,}" if isinstance(value, int) and value > _MOST else ""
+    raise ValueError(f"expected a whole number above 0{most}, or auto; found {value!r}")
 
 
 def _switch(value: object) -> object:
@@ -61,17 +65,24 @@ LossScaleSetting = Annotated[
 ]
 
 
+_MOST_BYTES = 1 << 50
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def _bytes(value: object) -> object:
     """A number of bytes, or an amount with its unit."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_BYTES:
         return value
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([KMG]i?B)\s*", value) if isinstance(value, str) else None
+    match = (
+        re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([KMG]i?B)\s*", value)
+        if isinstance(value, str) and len(value) < 100
+        else None
+    )
     if match is None:
         raise ValueError(f"expected an amount of memory such as 500 MB or 8 GiB, found {value!r}")
-    return int(Fraction(match[1]) * _UNITS[match[2]])
+    if (size := int(Fraction(match[1]) * _UNITS[match[2]])) > _MOST_BYTES:
+        raise ValueError(f"expected an amount of memory that a machine can have, found {value!r}")
+    return size
 
 
 Size = Annotated[
@@ -128,7 +139,7 @@ class Placement(Settings):
     """Workers of each replica that prepare images: threads, or processes where more than 4 decode files."""
     cpu_threads: Annotated[AutoCount, Field(json_schema_extra=ARITHMETIC)] = "auto"
     """Threads of each replica that compute on the CPU; auto shares the cores between the replicas."""
-    timeout: Annotated[float, Field(gt=0, json_schema_extra=LAYOUT)] = 600.0
+    timeout: Annotated[float, Field(gt=0, le=1e9, json_schema_extra=LAYOUT)] = 600.0
     """Seconds after which a replica that does not answer is given up."""
     save: Annotated[ClockInterval, Field(json_schema_extra=KEEPING)] = Duration.parse("1 epoch")
     """How often a checkpoint is written: epochs, steps, images, % or seconds; the start and the end always are."""

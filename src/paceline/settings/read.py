@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from paceline.errors import SpecError
+from paceline.settings.page import DEEPEST, MOST_VALUES, compose, too_many
 from paceline.settings.schema import fields, groups, kinds
 from paceline.settings.types import Settings
+from paceline.visible import one_line
 
 KeyPath = tuple[str | int, ...]
 
@@ -27,21 +29,26 @@ class Tree:
 
     def place(self, path: KeyPath) -> str:
         """Where the value at `path`, or else the first thing in it or the nearest thing around it, was written."""
+        if path in self.places:
+            return self.places[path]
         around = [path[:end] for end in range(len(path), -1, -1)]
         inside = [other for other in self.places if path and other[: len(path)] == path]
-        return next((self.places[each] for each in (path, *inside, *around) if each in self.places), "settings")
+        return next((self.places[each] for each in (*inside, *around) if each in self.places), "settings")
 
-    def forget(self, path: KeyPath) -> None:
-        """Drop the places of the value at `path` and of all that is in it."""
-        for old in [other for other in self.places if other[: len(path)] == path]:
-            del self.places[old]
+    def forget(self, *paths: KeyPath) -> None:
+        """Drop the places of the values at `paths` and of all that is in them."""
+        gone, lengths = set(paths), {len(path) for path in paths}
+        self.places = {
+            path: place for path, place in self.places.items() if not any(path[:length] in gone for length in lengths)
+        }
 
 
 def parse(text: str, name: str) -> Tree:
     """The settings in a YAML text; `name` stands for the file in messages."""
+    name = one_line(name)
     tree = Tree(places={(): name})
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = compose(text, name)
     except yaml.MarkedYAMLError as fault:
         line = fault.problem_mark.line + 1 if fault.problem_mark else 1
         raise SpecError(f"{name}:{line}: this is not YAML: {fault.problem}") from None
@@ -57,11 +64,13 @@ def parse(text: str, name: str) -> Tree:
 
 def override(tree: Tree, word: str, model: type[Settings], prefix: str = "") -> None:
     """Put one KEY=VALUE word, less its prefix, into the tree; another kind's name drops the old kind's keys."""
-    place = f"'{_cut(word)}'"
+    place = f"'{cut(word)}'"
     address, equals, text = word.removeprefix(prefix).partition("=")
     path = tuple(address.split("."))
+    if not _is_text(word) or len(path) > DEEPEST:
+        raise SpecError(f"{place}: {'no setting lies so deep' if _is_text(word) else 'this is not UTF-8 text'}")
     if not equals or not all(path):
-        hint = f"; for a folder of images write --data {word}" if not equals and Path(word).is_dir() else ""
+        hint = f"; for a folder of images write --data {word}" if not equals and os.path.isdir(word) else ""  # noqa: PTH112
         raise SpecError(f"{place}: expected key=value, such as epochs=20 or optimizer.lr=0.2{hint}")
     section = tree.values
     for key in path[:-1]:
@@ -72,7 +81,7 @@ def override(tree: Tree, word: str, model: type[Settings], prefix: str = "") -> 
             raise SpecError(f"{place}: '{key}' is a single value and has no keys of its own")
     written = Tree()
     try:
-        value = _plain(yaml.compose(text, Loader=yaml.SafeLoader), written, path, place) if text else None
+        value = _plain(compose(text, place), written, path, place) if text else None
     except yaml.YAMLError:
         value = text
     if path[-1] == "name" and section.get("name") not in (None, value):
@@ -110,15 +119,23 @@ def flow(value: Any) -> str:
 
 def quoted(value: Any) -> str:
     """A value as messages quote it, cut if it is very long."""
-    return f"'{_cut(value)}'" if isinstance(value, str) else _cut(json.dumps(value))
+    return f"'{cut(value)}'" if isinstance(value, str) else cut(json.dumps(value))
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:100]}..."
+def cut(text: str, most: int = 200) -> str:
+    """A text as messages show it: on one line, and cut if it is very long."""
+    return one_line(text if len(text) <= most else f"{text[: most // 2]}...")
+
+
+def _is_text(word: str) -> bool:
+    """Whether a word can be written to a file: bytes that are not UTF-8 come as halves of characters."""
+    return not re.search("[\0\ud800-\udfff]", word)
 
 
 _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_MOST_DIGITS = 300
+"""Longer numbers stay text: not even a float holds them."""
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
 
 
@@ -126,10 +143,14 @@ def _plain(node: yaml.Node | None, tree: Tree, path: KeyPath, name: str) -> Any:
     """A YAML node as plain values; only true, false, null and numbers are more than text."""
     if node is None:
         return None
-    if len(path) > 12:
-        raise SpecError(f"{name}: settings nest too deeply at {'.'.join(map(str, path))}")
+    if len(path) > DEEPEST:
+        raise SpecError(f"{name}: settings nest too deeply at {cut('.'.join(map(str, path)))}")
+    if len(tree.places) > MOST_VALUES:
+        raise too_many(name)
     tree.places[path] = f"{name}:{node.start_mark.line + 1}"
     if isinstance(node, yaml.ScalarNode):
+        if "\0" in node.value:
+            raise SpecError(f"{tree.places[path]}: a zero byte is no text")
         return node.value if node.style in ("'", '"', "|", ">") else _scalar(node.value)
     if isinstance(node, yaml.SequenceNode):
         return [_plain(child, tree, (*path, i), name) for i, child in enumerate(node.value)]
@@ -138,7 +159,7 @@ def _plain(node: yaml.Node | None, tree: Tree, path: KeyPath, name: str) -> Any:
         if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
             raise SpecError(f"{name}:{key.start_mark.line + 1}: a key must be a plain word")
         if key.value in values:
-            raise SpecError(f"{name}:{key.start_mark.line + 1}: '{key.value}' is written twice; keep one of them")
+            raise SpecError(f"{name}:{key.start_mark.line + 1}: {quoted(key.value)} is written twice; keep one of them")
         values[key.value] = _plain(child, tree, (*path, key.value), name)
         tree.places[(*path, key.value)] = f"{name}:{key.start_mark.line + 1}"
     return values
@@ -147,8 +168,10 @@ def _plain(node: yaml.Node | None, tree: Tree, path: KeyPath, name: str) -> Any:
 def _scalar(text: str) -> Any:
     if text in _WORDS:
         return _WORDS[text]
+    if len(text) > _MOST_DIGITS:
+        return text
     if _WHOLE.fullmatch(text):
-        return int(text) if len(text) <= 4300 else text  # Python makes no number of more digits
+        return int(text)
     return float(text) if _NUMBER.fullmatch(text) else text
 
 
@@ -162,9 +185,10 @@ def _drop_old_kind(tree: Tree, section: dict[str, Any], path: KeyPath, name: str
         group = choices.get(name) or (next(groups(info.annotation), None) if info else None)
     if choices:
         keys = fields(choices[name]) if name in choices else {}
-        for key in [key for key in section if key not in keys and not tree.place((*path, key)).startswith("'")]:
+        gone = [key for key in section if key not in keys and not tree.place((*path, key)).startswith("'")]
+        for key in gone:
             del section[key]
-            tree.forget((*path, key))
+        tree.forget(*((*path, key) for key in gone))
 
 
 def _leaves(values: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:

@@ -108,7 +108,7 @@ class EmaSettings(Settings):
 class CheckpointAverage(Settings):
     """The mean of the last checkpoints, taken at the end of a run."""
 
-    last: Count | None = None
+    last: Annotated[int, Field(gt=0, le=10_000)] | None = None
     """How many checkpoints to average, the last one included; the average is validated too. Left out, none."""
     every: Interval = Duration.parse("1 epoch")
     """How far apart those checkpoints are."""
@@ -131,12 +131,12 @@ class Recipe(Settings):
     """Images per optimizer step, over all replicas."""
     norm_batch: Count | None = None
     """Images that share one batch-norm statistic; left out, all images of a step do."""
-    epochs: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    epochs: Positive
     """How often the training images are seen."""
     drop_last: bool = False
     """Leave out the last images of an epoch if they do not fill a step; otherwise they go into the next epoch's first
     step."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     """Fixes the order, the augmentations and the initial weights."""
     norm: Annotated[BatchNorm | GroupNorm | NoNorm, Field(discriminator="name")] = BatchNorm(name="batch")
     """The normalization layers."""

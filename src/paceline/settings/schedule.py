@@ -74,7 +74,7 @@ class Polynomial(Settings):
     start: WarmupStart = 0.0
     first: Literal[0, 1] = 0
     """What the schedule calls the first step: 0 (TensorFlow; its learning rate is then `start`) or 1 (NVIDIA)."""
-    extra_steps: Annotated[int, Field(ge=0)] = 0
+    extra_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Steps added to the length of the fall: 1 in the MLPerf reference, which never quite reaches `end`."""
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from paceline.errors import SpecError
-from paceline.settings.read import Tree, parse
+from paceline.settings.page import read_page
+from paceline.settings.read import Tree, parse, quoted
 from paceline.settings.suggest import nearest_name
 
 _HERE = Path(__file__).parents[1]
@@ -26,17 +28,17 @@ def page(kind: str, word: str) -> tuple[str, str]:
     path = Path(word)
     if path.suffix in (".yaml", ".yml"):
         try:
-            return path.read_text(), word
-        except (OSError, UnicodeDecodeError) as fault:
+            return read_page(path), word
+        except (OSError, ValueError) as fault:
             raise SpecError(f"{word}: cannot be read: {getattr(fault, 'strerror', None) or 'it is not text'}") from None
     pages = _pages(kind)
-    if word not in pages and kind == "recipes" and path.is_dir():
+    if word not in pages and kind == "recipes" and os.path.isdir(path):  # noqa: PTH112 - Path would raise where it may not look
         raise SpecError(
             f"'{word}' is a folder, not a recipe; to train on its images write: "
             f"paceline train images/resnet18 --data {word}"
         )
     if word not in pages:
-        raise SpecError(f"no {kind.removesuffix('s')} is named '{word}'{nearest_name(word, names(kind))}")
+        raise SpecError(f"no {kind.removesuffix('s')} is named {quoted(word)}{nearest_name(word, names(kind))}")
     return pages[word].read_text(), word
 
 

@@ -25,9 +25,16 @@ def _as_names(value: object) -> object:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
-Count = Annotated[int, Field(gt=0)]
+# Everything has an upper bound, far above what anybody trains with: then no sum, product or list grows out of hand.
+Count = Annotated[int, Field(gt=0, le=10**9)]
+ImageCount = Annotated[int, Field(gt=0, le=10**12)]
+ClassCount = Annotated[int, Field(gt=0, le=10**6)]
+Pixels = Annotated[int, Field(gt=0, le=65_535)]
+Channels = Annotated[int, Field(gt=0, le=4096)]
+Few = Annotated[int, Field(gt=0, le=1000)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, le=1e9)]
+NotNegative = Annotated[float, Field(ge=0, le=1e9)]
+Factor = Annotated[float, Field(gt=0, le=100)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_as_names)]

@@ -15,11 +15,12 @@ from paceline.data.load.quarantine import QUARANTINE, quarantined
 from paceline.planning import Plan
 from paceline.record import NOT_FINITE, Row, Run, Sink, best_step, latest
 from paceline.settings.data import Shapes
+from paceline.terminal import Terminal
 
 
 def console() -> Console:
     """The terminal; a pipe gets long lines whole."""
-    return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    return Terminal(width=None if sys.stdout.isatty() else 200)
 
 
 class ConsoleSink(Sink):

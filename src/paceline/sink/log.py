@@ -10,6 +10,7 @@ from paceline.errors import Broken
 from paceline.files import disk_faults
 from paceline.planning import Plan
 from paceline.record import INTACT, Row, Run, Sink
+from paceline.visible import one_line
 
 LOG = "log.txt"
 
@@ -35,4 +36,4 @@ class LogSink(Sink):
 
     def _append(self, line: str) -> None:
         with disk_faults(Broken, self._path, "cannot be written", INTACT), self._path.open("a") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {one_line(line)}\n")

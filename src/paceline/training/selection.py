@@ -46,12 +46,13 @@ def steps_to_evaluate(folder: Path, selection: Selection) -> list[int]:
     if selection.checkpoint == "best":
         best = best_step(rows_of(folder), saved)
         return saved[::-1] if best is None else [best]
-    number = Path(selection.checkpoint).name.removeprefix("step-")
-    if not number.isdigit() or int(number) not in saved:
+    number = Path(selection.checkpoint).name.removeprefix("step-").lstrip("0") or "0"
+    step = next((step for step in saved if str(step) == number), None)
+    if step is None:
         raise RunError(
             f"{folder}: there is no checkpoint of step '{selection.checkpoint}'; there is {', '.join(map(str, saved))}"
         )
-    return [int(number)]
+    return [step]
 
 
 def steps_to_average(folder: Path, last: int | None) -> list[int]:

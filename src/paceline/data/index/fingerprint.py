@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from paceline.data.index.scan import open_index
 from paceline.data.index.table import Flag, Table
 from paceline.errors import RunError
-from paceline.files import disk_faults, write_whole
+from paceline.files import disk_faults, read_whole, write_whole
 from paceline.settings.data import Data, Files
 
 FINGERPRINT = "data.json"
 """The file in a run folder that holds the fingerprint."""
+_SPLITS = ("training", "validation")
 
 
 def write_fingerprint(run: Path, data: Data, folder: Path | None) -> None:
@@ -30,10 +31,10 @@ def write_fingerprint(run: Path, data: Data, folder: Path | None) -> None:
 
 def check_fingerprint(run: Path, data: Data, folder: Path | None) -> None:
     """Refuse data other than those that a run began with; their format may have changed."""
-    if not isinstance(data, Files) or folder is None or not (run / FINGERPRINT).is_file():
+    if not isinstance(data, Files) or folder is None or (began := _stored(run)) is None:
         return
-    began, now = json.loads((run / FINGERPRINT).read_text()), _fingerprint(data, folder)
-    for split in ("training", "validation"):
+    now = _fingerprint(data, folder)
+    for split in _SPLITS:
         if began[split] == now[split]:
             continue
         before, after = began[split]["images"], now[split]["images"]
@@ -47,8 +48,27 @@ def check_fingerprint(run: Path, data: Data, folder: Path | None) -> None:
 
 def trained_classes(run: Path) -> tuple[str, ...] | None:
     """The names of the classes that a run on images in files was trained for, in the order of their numbers."""
+    began = _stored(run)
+    return tuple(began["classes"]) if began is not None else None
+
+
+def _stored(run: Path) -> dict[str, Any] | None:
+    """The fingerprint in a run folder, if there is one."""
     path = run / FINGERPRINT
-    return tuple(json.loads(path.read_text())["classes"]) if path.is_file() else None
+    with disk_faults(RunError, path, "cannot be read"):
+        try:
+            content = read_whole(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+    try:
+        began = json.loads(content)
+        assert all(isinstance(name, str) for name in began["classes"])
+        assert all(isinstance(began[split]["images"], int) and began[split]["digest"] for split in _SPLITS)
+    except (ValueError, LookupError, TypeError, AssertionError, RecursionError):
+        raise RunError(
+            f"{path}: is damaged, so nobody knows what data this run began with; put it back as it was"
+        ) from None
+    return dict(began)
 
 
 def _fingerprint(data: Files, folder: Path) -> dict[str, Any]:

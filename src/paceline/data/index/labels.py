@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from paceline.data.index.formats import UNLABELED, UnitImages
 from paceline.errors import DataError
+from paceline.files import read_whole
 from paceline.numpy_types import Int64s
 from paceline.settings.data import Files
 
@@ -41,7 +43,7 @@ def read_labels(data: Files, folder: Path) -> dict[str, Class] | None:
         return None
     path = labels_path(data.labels, folder)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_whole(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except OSError as fault:
         raise DataError(f"{path}: the file of labels (data.labels) cannot be read: {fault.strerror}") from None
     except UnicodeDecodeError:
@@ -67,7 +69,10 @@ def read_labels(data: Files, folder: Path) -> dict[str, Class] | None:
 def labels_path(labels: str, folder: Path) -> Path:
     """The path of the file of labels: inside the data folder if it is there, else as written."""
     inside = folder / labels
-    return inside if inside.is_file() else Path(labels)
+    path = inside if os.path.isfile(inside) else Path(labels)  # noqa: PTH113
+    if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113 - a pipe would be waited for
+        raise DataError(f"{path}: the file of labels (data.labels) is not a file; write one of 'file,class' lines")
+    return path
 
 
 def _from_json(text: str, path: Path) -> list[_Line]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from paceline.data.index.scan import holds_images, open_index, suggestion
 from paceline.data.index.splits import EvaluationFiles
 from paceline.data.index.table import Flag, Index
 from paceline.errors import DataError
+from paceline.files import disk_faults
 from paceline.progress import Progress, silent
 from paceline.settings.data import Cifar, Data, Files, Made, Shapes
 
@@ -51,7 +53,9 @@ def locate(wanted: Data | None, folder: Path | None, progress: Progress = silent
 def _existing(folder: Path | None, what: str) -> Path:
     if folder is None:
         raise DataError(f"where is {what}? write --data FOLDER, or set the DATA_DIR environment variable")
-    if not folder.is_dir():
+    with disk_faults(DataError, folder, "cannot be read"):
+        there = folder.is_dir()
+    if not there:
         raise DataError(f"{folder}: there is no such folder; write --data FOLDER with where {what} is")
     return folder
 
@@ -104,8 +108,10 @@ def evaluation_files(data: Files, names: tuple[str, ...], folder: Path, progress
 
 def _inner_folder(class_folder: Path) -> str | None:
     """What to write instead where the folder of the only class holds several folders."""
-    several = class_folder.is_dir() and sum(child.is_dir() for child in class_folder.iterdir()) > 1
-    return f"did you mean --data {class_folder}?" if several else None
+    with suppress(OSError):
+        if sum(child.is_dir() for child in class_folder.iterdir()) > 1:
+            return f"did you mean --data {class_folder}?"
+    return None
 
 
 def _recognize(folder: Path, progress: Progress) -> tuple[Data, Path]:
@@ -126,7 +132,8 @@ def _recognize(folder: Path, progress: Progress) -> tuple[Data, Path]:
 
 def _cifar_folders(folder: Path) -> list[Path]:
     """Where CIFAR's files may lie: in this folder, one below it, or the one above it."""
-    below = sorted(child for child in folder.iterdir() if child.is_dir())
+    with disk_faults(DataError, folder, "cannot be read"):
+        below = sorted(child for child in folder.iterdir() if os.path.isdir(child))  # noqa: PTH112 - as in _has_file
     return [folder, *below, folder.resolve().parent]
 
 
@@ -158,7 +165,7 @@ def _cifar_folder(name: str, folder: Path) -> Path:
     for file in [*training, *validation]:
         path = cifar / file
         expected = next(size for start, size in CIFAR_SIZES.items() if file.startswith(start))
-        if not path.is_file():
+        if not _has_file(cifar, file):
             raise DataError(f"{path}: this file of {name} is missing; copy it again")
         if path.stat().st_size != expected:
             raise DataError(

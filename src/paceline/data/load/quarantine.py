@@ -72,6 +72,6 @@ def quarantined(folder: Path) -> list[dict[str, str | int]]:
     """The images that a run has listed as bad, each once; a line that a kill cut short is skipped."""
     rows: dict[tuple[object, object], dict[str, str | int]] = {}
     for row in read_rows(folder / QUARANTINE):
-        if "split" in row and "image" in row:
+        if isinstance(row.get("split"), str) and isinstance(row.get("image"), int):
             rows.setdefault((row["split"], row["image"]), row)
     return list(rows.values())

@@ -119,6 +119,18 @@ def visible_entries(folder: Path) -> Iterator[os.DirEntry[str]]:
         yield from (entry for entry in entries if not entry.name.startswith(".") and entry.name != "lost+found")
 
 
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether this is a folder, or a link to one; a DataError where the link may not be followed."""
+    with disk_faults(DataError, Path(entry.path), "cannot be read", "remove the link, or allow to follow it"):
+        return entry.is_dir()
+
+
+def is_file(entry: os.DirEntry[str]) -> bool:
+    """The same for a file."""
+    with disk_faults(DataError, Path(entry.path), "cannot be read", "remove the link, or allow to follow it"):
+        return entry.is_file()
+
+
 @contextmanager
 def open_shard(path: Path) -> Iterator[int]:
     """The descriptor of a file that is read here and there."""
@@ -138,7 +150,7 @@ def holds_shards(folder: Path) -> bool:
 def shard_units(folder: Path, pattern: re.Pattern[str]) -> list[ScanUnit]:
     """The shards whose names match, here and in folders named after a split; a test split only if there is no other."""
     names = [*_matching(folder, "", pattern)]
-    subfolders = (entry.name for entry in visible_entries(folder) if split_of(entry.name) != "all" and entry.is_dir())
+    subfolders = (entry.name for entry in visible_entries(folder) if split_of(entry.name) != "all" and is_folder(entry))
     for subfolder in sorted(subfolders):
         names += _matching(folder, f"{subfolder}/", pattern)
     units = [ScanUnit(name, split_of(name), _stamp(folder / name)) for name in names]
@@ -160,11 +172,12 @@ def uncompressed_units(folder: Path, pattern: re.Pattern[str]) -> list[ScanUnit]
 
 def _matching(folder: Path, subfolder: str, pattern: re.Pattern[str]) -> list[str]:
     entries = visible_entries(folder / subfolder)
-    return sorted(subfolder + entry.name for entry in entries if pattern.search(entry.name) and entry.is_file())
+    return sorted(subfolder + entry.name for entry in entries if pattern.search(entry.name) and is_file(entry))
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
+    with disk_faults(DataError, path, "cannot be read"):
+        status = path.stat()
     return status.st_size, status.st_mtime_ns
 
 

@@ -19,6 +19,8 @@ from paceline.data.index.formats import (
     UnitImages,
     first_few,
     holds_shards,
+    is_file,
+    is_folder,
     visible_entries,
 )
 from paceline.data.index.image_header import read_header
@@ -151,7 +153,7 @@ def _stamp(folder: Path) -> tuple[int, int]:
 def _folders(folder: Path) -> tuple[str, ...]:
     # A name that ends like an image is not asked whether it is a folder: there may be a million of them.
     return tuple(
-        sorted(entry.name for entry in visible_entries(folder) if not _is_image(entry.name) and entry.is_dir())
+        sorted(entry.name for entry in visible_entries(folder) if not _is_image(entry.name) and is_folder(entry))
     )
 
 
@@ -163,7 +165,7 @@ def _files(folder: Path) -> tuple[list[str], Counter[str]]:
     """The names of images, and how many other files there are of each ending."""
     images, others = [], Counter[str]()
     for entry in visible_entries(folder):
-        if not entry.is_file():
+        if not is_file(entry):
             continue
         if _is_image(entry.name):
             images.append(entry.name)
@@ -178,7 +180,7 @@ def _has_images(folder: Path, levels: int) -> bool:
     for entry in visible_entries(folder):
         if _is_image(entry.name):
             return True
-        if entry.is_dir():
+        if is_folder(entry):
             subfolders.append(entry.name)
     return levels > 1 and any(_has_images(folder / name, levels - 1) for name in sorted(subfolders)[:32])
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from paceline.data.index.formats import ScanUnit, UnitImages
 from paceline.data.pack import shards
 from paceline.errors import DataError
+from paceline.files import disk_faults
 
 KIND = "pack"
 FIRST_LABEL = 0
@@ -15,7 +16,8 @@ FIRST_LABEL = 0
 
 def recognize(folder: Path) -> bool:
     """Whether this is a pack, finished or not."""
-    return (folder / shards.PLAN).is_file() or bool(shards.packed_splits(folder))
+    with disk_faults(DataError, folder, "cannot be read"):
+        return (folder / shards.PLAN).is_file() or bool(shards.packed_splits(folder))
 
 
 def units(folder: Path, _before: Mapping[str, ScanUnit]) -> list[ScanUnit]:

@@ -25,6 +25,7 @@ from paceline.data.index.formats import (
 from paceline.data.index.image_header import HEADER_BYTES, read_header
 from paceline.data.index.table import ROW, Objects
 from paceline.errors import DataError
+from paceline.files import read_whole
 
 KIND = "webdataset"
 TRUE_KEY = "paceline_key"
@@ -87,8 +88,8 @@ def scan(folder: Path, unit: ScanUnit) -> UnitImages:
 def classes(folder: Path) -> tuple[str, ...] | None:
     """The names that `paceline data convert` leaves beside the tars; without them labels are numbers only."""
     try:
-        names = json.loads((folder / "metadata.json").read_text()).get("classes")
-    except (OSError, ValueError, AttributeError):  # none, or that of another program
+        names = json.loads(read_whole(folder / "metadata.json")).get("classes")
+    except (OSError, ValueError, AttributeError, RecursionError):  # none, or that of another program
         return None
     valid = isinstance(names, list) and all(isinstance(name, str) for name in names)
     return tuple(names) if valid and names else None
