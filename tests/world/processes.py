@@ -69,6 +69,6 @@ def newest_step(run: Path) -> int:
 
 
 def fingerprint(run: Path) -> str:
-    """SHA-256 of everything in the newest checkpoint."""
+    """SHA-256 of the state in the newest checkpoint."""
     files = checkpoint.read(run / "checkpoints" / checkpoint.name_of(newest_step(run)))
-    return hashlib.sha256(b"".join(files[name] for name in sorted(files))).hexdigest()
+    return hashlib.sha256(b"".join(files[name] for name in sorted(files) if name != checkpoint.RECIPE)).hexdigest()
