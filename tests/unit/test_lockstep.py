@@ -22,7 +22,7 @@ from paceline.optim.build import Optimizer
 from paceline.optim.rule import FlatOptimizer
 from paceline.optim.sgd import FusedSgd
 from paceline.planning import Plan
-from paceline.training.lockstep import Differences, Lead, follow, lead, read_lead
+from paceline.training.lockstep import ONE_BIT, Differences, Lead, Measure, follow, lead, read_lead
 from paceline.training.restore import restore_newest
 from paceline.training.session import open_session
 from paceline.training.step import take_step
@@ -193,11 +193,19 @@ def test_a_recipe_takes_the_same_steps_on_another_layout_and_what_is_planted_is_
 ) -> None:
     leader = led(case, tmp_path / "lead")
     honest = followed(case, leader, tmp_path / "follow")
-    assert all(found.per_amplification <= LIMIT for found in honest.values()), honest
+    assert all(found.judged <= LIMIT for found in honest.values()), honest
     for name in plants(case):
         with PLANTS[name].planted():
             differences = followed(case, leader, tmp_path / name)
-        assert differences[PLANTS[name].part].per_amplification > LIMIT, (name, differences, leader.amplification)
+        assert differences[PLANTS[name].part].judged > LIMIT, (name, differences, leader.amplification)
+
+
+@pytest.mark.parametrize("amplification", [1.0, 30.0, 500.0, 2e3, 2e4, 4e4])
+def test_a_difference_of_1e_9_is_found_whatever_the_amplification_and_rounding_is_not(amplification: float) -> None:
+    allowed = Measure(1.0, amplification).allowed
+    assert PLANTED / allowed > LIMIT
+    assert 50 * amplification * ONE_BIT / allowed < LIMIT
+    assert 1 <= allowed <= amplification
 
 
 def test_the_leader_trains_as_any_run_does(tmp_path: Path) -> None:
@@ -227,4 +235,4 @@ def test_an_image_that_no_replica_takes_is_found(tmp_path: Path) -> None:
 
         session.loader.training = short  # type: ignore[method-assign, assignment]
         differences = follow(session, leader.folder, 1)
-    assert differences["inputs"].per_amplification == math.inf
+    assert differences["inputs"].judged == math.inf

@@ -52,11 +52,20 @@ class Measure(NamedTuple):
     amplification: float = 1.0
     """How many times larger than the noise the noise's effect is, at least 1."""
 
+    @property
+    def allowed(self) -> float:
+        """How many times more than without amplification the tensor may differ.
+
+        Layouts differ by a few times what the noise does, far less than the limit. So from an amplification of 500 on
+        the limit stands still, and a difference of 1e-9 is found, until it would come near the noise itself.
+        """
+        return min(self.amplification, max(500.0, self.amplification / 45))
+
 
 class Difference(NamedTuple):
-    """The largest difference of a part of the step; the amplification makes one smaller than another."""
+    """The largest difference of a part of the step, after what its tensor is allowed has been divided out."""
 
-    per_amplification: float = 0.0
+    judged: float = 0.0
     relative: float = 0.0
     where: str = ""
 
@@ -262,7 +271,7 @@ def _compare_state(state: State, leader: Path, worst: Differences) -> None:
 def _note(worst: Differences, name: str, step: int, relative: float, measure: Measure) -> None:
     """Remember a difference if it is the largest of its part."""
     part = name.partition("/")[0]
-    worst[part] = max(worst[part], Difference(relative / measure.amplification, relative, _where(name, step)))
+    worst[part] = max(worst[part], Difference(relative / measure.allowed, relative, _where(name, step)))
 
 
 def _where(name: str, step: int) -> str:
