@@ -9,48 +9,68 @@ import pytest
 import torch
 
 from conftest import make_recipe
-from paceline.command.verify import ENOUGH, FIRST_LOSS_LIMIT, LIMIT, choose_layouts, judge, shrink
+from paceline.command.verify import ENOUGH, FIRST_LOSS_LIMIT, LIMIT, STEP_COLUMNS, choose_layouts, judge, shrink
 from paceline.reconcile import fits
 from paceline.settings import shipped
 from paceline.settings.build import build
 from paceline.settings.data import Made
 from paceline.settings.recipe import BatchNorm, Recipe
-from paceline.training.trials import Outcome, compare_outcomes, relative_difference
+from paceline.training.differences import relative_difference
+from paceline.training.trials import Outcome, compare_outcomes
+
+STEPS = dict.fromkeys([*STEP_COLUMNS, "largest_difference"], 0.0)
+AMPLIFIED = {"amplification": 1.0, "amplified": "loss, step 1", "first_loss_amplification": 1.0}
 
 
 def row(**values: Any) -> dict[str, Any]:
-    return {"loss": 0.0, "weights": 0.0, "statistics": 0.0, "float32_first_loss": 0.0} | values
+    return STEPS | {"float32_first_loss": 0.0} | values
 
 
 def resume(**values: Any) -> dict[str, Any]:
-    return {"loss": 0.0, "weights": 0.0, "statistics": 0.0, "bitwise": True, "same_layout": True} | values
+    return STEPS | {"bitwise": True, "same_layout": True} | values
+
+
+def verdict(rows: list[dict[str, Any]], resumed: list[dict[str, Any]], **amplified: float) -> dict[str, Any]:
+    return judge(rows, resumed, AMPLIFIED | amplified)
 
 
 def test_enough_layouts_that_agree_pass() -> None:
-    rows = [row(loss=LIMIT, float32_first_loss=FIRST_LOSS_LIMIT, float32_loss=0.5) for _ in range(ENOUGH)]
-    verdict = judge(rows, [resume(), resume(same_layout=False, bitwise=False, weights=1e-13)])
-    assert verdict == {"passed": True, "largest_difference": LIMIT, "limit": LIMIT}
+    rows = [
+        row(step_loss=LIMIT, largest_difference=2e-12, float32_first_loss=FIRST_LOSS_LIMIT, float32_loss=0.5)
+        for _ in range(ENOUGH)
+    ]
+    found = verdict(rows, [resume(), resume(same_layout=False, bitwise=False, step_update=1e-13)])
+    assert found == {"passed": True, "largest_difference": 2e-12, "limit": LIMIT, **AMPLIFIED}
 
 
-@pytest.mark.parametrize("part", ["loss", "weights", "statistics"])
+@pytest.mark.parametrize("part", STEP_COLUMNS)
 @pytest.mark.parametrize("value", [1.1e-12, 1.0, math.inf, math.nan])
 def test_a_layout_or_resume_that_differs_fails(part: str, value: float) -> None:
     good = [row() for _ in range(ENOUGH)]
-    assert not judge([*good, row(**{part: value})], [resume()])["passed"]
-    assert not judge(good, [resume(), resume(same_layout=False, bitwise=False, **{part: value})])["passed"]
+    assert not verdict([*good, row(**{part: value})], [resume()])["passed"]
+    assert not verdict(good, [resume(), resume(same_layout=False, bitwise=False, **{part: value})])["passed"]
+
+
+def test_a_whole_run_over_which_rounding_grows_is_only_shown() -> None:
+    assert verdict([row(loss=1e-3, weights=1.0, statistics=1e-9)] * ENOUGH, [resume()])["passed"]
 
 
 @pytest.mark.parametrize("value", [2e-6, math.nan])
 def test_a_first_float32_loss_that_differs_fails(value: float) -> None:
-    assert not judge([row()] * ENOUGH + [row(float32_first_loss=value)], [resume()])["passed"]
+    assert not verdict([row()] * ENOUGH + [row(float32_first_loss=value)], [resume()])["passed"]
+
+
+def test_a_first_float32_loss_may_differ_by_what_the_recipe_multiplies_rounding_by() -> None:
+    rows = [row()] * ENOUGH + [row(float32_first_loss=2e-6)]
+    assert verdict(rows, [resume()], first_loss_amplification=3.0)["passed"]
 
 
 def test_a_resume_on_the_same_layout_must_be_bitwise() -> None:
-    assert not judge([row()] * ENOUGH, [resume(bitwise=False, weights=1e-16)])["passed"]
+    assert not verdict([row()] * ENOUGH, [resume(bitwise=False)])["passed"]
 
 
 def test_too_few_layouts_prove_too_little() -> None:
-    assert not judge([row()] * (ENOUGH - 1), [resume()])["passed"]
+    assert not verdict([row()] * (ENOUGH - 1), [resume()])["passed"]
 
 
 def outcome(loss: float = 1.0, weight: float = 2.0, running: float = 3.0) -> Outcome:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +17,7 @@ from rich.table import Table
 from paceline.data.index import locate
 from paceline.errors import PlanError, SpecError
 from paceline.job import Job, plan_job, read_recipe, read_words
+from paceline.machine import this_machine
 from paceline.model import tables
 from paceline.reconcile import fits, mixes
 from paceline.record import json_text
@@ -24,14 +29,22 @@ from paceline.settings.recipe import BatchNorm, Recipe
 from paceline.sink.console import console
 
 if TYPE_CHECKING:
-    from paceline.training.trials import Outcome
+    from paceline.training.lockstep import Differences, Lead
+    from paceline.training.trials import Trial
 
 LIMIT = 1e-12
-"""What float64 trials may differ by."""
+"""What a float64 step from the first layout's state may differ by, times the amplification of each tensor."""
 FIRST_LOSS_LIMIT = 1e-6
-"""What the first loss of float32 trials may differ by; rounding grows in training, so later steps are only shown."""
-PARTS = ("loss", "weights", "statistics")
-"""What float64 trials are compared by."""
+"""What the first loss of float32 trials may differ by, times its amplification; rounding grows in training, so later
+steps are only shown."""
+STEP_COLUMNS = ("step_inputs", "step_gradients", "step_norm_sums", "step_loss", "step_update")
+"""What each float64 step is compared by."""
+RUN_COLUMNS = ("loss", "weights", "statistics")
+"""What whole float64 runs are compared by, which has no limit."""
+NOTABLE = 1e3
+"""A larger amplification is printed."""
+MOST_REPLICAS = 5
+"""More than these no layout has."""
 ENOUGH = 5
 """Fewer layouts prove too little."""
 
@@ -75,8 +88,8 @@ def run(recipe: str | None, words: list[str], data: Path | None, steps: int, ful
         for line in shrunk:
             say.print(f"shrunk: {line}")
     rows = [_lay(settings, layout) for layout in layouts]
-    rows, resumed = _compare(settings, folder, layouts, rows, steps, say)
-    verdict = judge(rows, resumed)
+    resumed, amplified = _compare(settings, folder, layouts, rows, steps, say)
+    verdict = judge(rows, resumed, amplified)
     if as_json:
         facts = {"recipe": name, "steps": steps, "shrunk": shrunk, "layouts": rows, "resumes": resumed}
         print(json_text({**facts, **verdict}, indent=1))
@@ -148,16 +161,25 @@ def choose_layouts(recipe: Recipe) -> list[Layout]:
     return list(able.values())
 
 
-def judge(rows: list[dict[str, Any]], resumed: list[dict[str, Any]]) -> dict[str, Any]:
-    """Whether everything agrees, and the largest float64 difference seen."""
-    exact = [row[part] for row in [*rows, *resumed] for part in PARTS]
+def judge(rows: list[dict[str, Any]], resumed: list[dict[str, Any]], amplified: dict[str, Any]) -> dict[str, Any]:
+    """Whether everything agrees, the largest difference of a float64 step, and how much of it the recipe multiplied."""
+    stepwise = [row for row in [*rows, *resumed] if not row.get("same_layout")]
     passed = (
         len(rows) >= ENOUGH
-        and all(value <= LIMIT for value in exact)
-        and all(row["float32_first_loss"] <= FIRST_LOSS_LIMIT for row in rows)
+        and all(_steps_agree(row) for row in stepwise)
+        and all(row["float32_first_loss"] <= _first_loss_limit(amplified) for row in rows)
         and all(row["bitwise"] for row in resumed if row["same_layout"])
     )
-    return {"passed": passed, "largest_difference": max(exact), "limit": LIMIT}
+    largest = max(row["largest_difference"] for row in stepwise)
+    return {"passed": passed, "largest_difference": largest, "limit": LIMIT, **amplified}
+
+
+def _steps_agree(row: dict[str, Any]) -> bool:
+    return all(row[column] <= LIMIT for column in STEP_COLUMNS)
+
+
+def _first_loss_limit(amplified: dict[str, Any]) -> float:
+    return FIRST_LOSS_LIMIT * float(amplified["first_loss_amplification"])
 
 
 def _lay(recipe: Recipe, layout: Layout) -> dict[str, Any]:
@@ -183,88 +205,145 @@ def _job(recipe: Recipe, layout: Layout, precision: str) -> Job:
             "micro_batch": layout.micro_batch,
             "recompute": layout.recompute,
             "precision": precision,
+            "cpu_threads": _threads(),
             "loader_workers": 2,  # trials are processes that may have none of their own
         }
     )
     return plan_job("verify", recipe, placement, None, Tree(), Tree())
 
 
+@cache
+def _threads() -> int:
+    """As many for every layout, because their number changes rounding, and no more than there are cores for."""
+    return max(1, this_machine().cores // MOST_REPLICAS)
+
+
 def _compare(
     recipe: Recipe, data: Path | None, layouts: list[Layout], rows: list[dict[str, Any]], steps: int, say: Any
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Run all trials and fill in what they differ by from the first."""
-    from paceline.training.trials import Trial, compare_outcomes
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Run all trials and fill in what they differ by from the first; gives the resumes and the amplification."""
+    from paceline.training.lockstep import STEP_PARTS, Difference
+    from paceline.training.trials import Outcome, compare_outcomes
 
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as work:
-
-        def trial(label: str) -> Trial:
-            folder = Path(work) / label
-            folder.mkdir()
-            if say:
-                say.print(f"[dim]{label}[/dim]", end="\r" if say.is_terminal else "\n", soft_wrap=True)
-            return Trial(folder, data, steps)
-
-        first: dict[str, Outcome] = {}
+        trials = _Trials(Path(work), data, steps, say)
+        with trials.one(f"{layouts[0].label}, step by step", stays=True) as trial:
+            lead = trial.lead(_job(recipe, layouts[0], "fp64").plan)
+        first = {"fp64": Outcome(lead.losses, lead.tensors)}
+        rows[0] |= _step_row(dict.fromkeys(STEP_PARTS, Difference())) | compare_outcomes(first["fp64"], first["fp64"])
         for layout, row in zip(layouts, rows, strict=True):
-            for precision, start in (("fp64", ""), ("fp32", "float32_")):
-                outcome = trial(f"{layout.label}, {precision}").finish(_job(recipe, layout, precision).plan)
-                differences = compare_outcomes(first.setdefault(precision, outcome), outcome)
-                row.update({start + part: value for part, value in differences.items()})
-        resumed = []
-        for other in (layouts[0], layouts[-1]):
-            again = trial(f"killed on '{layouts[0].label}', resumed on '{other.label}'")
-            killed_at = again.kill_after(_job(recipe, layouts[0], "fp64").plan, steps // 2)
-            outcome = again.finish(_job(recipe, other, "fp64").plan)
-            differences = compare_outcomes(first["fp64"], outcome)
-            same = other == layouts[0]
-            bitwise = max(differences.values()) == 0.0
-            resumed.append(
-                {
-                    "resumed_on": other.label,
-                    "killed_after_step": killed_at,
-                    "same_layout": same,
-                    "bitwise": bitwise,
-                    **differences,
-                }
-            )
-    return rows, resumed
+            plan = _job(recipe, layout, "fp64").plan
+            if layout != layouts[0]:
+                with trials.one(f"{layout.label}, step by step") as trial:
+                    row.update(_step_row(trial.follow(plan, lead)))
+                with trials.one(f"{layout.label}, fp64") as trial:
+                    row.update(compare_outcomes(first["fp64"], trial.finish(plan)))
+            with trials.one(f"{layout.label}, fp32") as trial:
+                outcome = trial.finish(_job(recipe, layout, "fp32").plan)
+                differences = compare_outcomes(first.setdefault("fp32", outcome), outcome)
+                row.update({f"float32_{part}": value for part, value in differences.items()})
+        resumed = [_resume(recipe, layouts[0], other, trials, lead) for other in (layouts[0], layouts[-1])]
+    amplified = {"amplification": lead.amplification, "amplified": lead.amplified}
+    return resumed, amplified | {"first_loss_amplification": lead.first_loss_amplification}
+
+
+def _resume(recipe: Recipe, first: Layout, other: Layout, trials: _Trials, lead: Lead) -> dict[str, Any]:
+    """Kill a run on the first layout, resume it on another, and compare it with the one that was not killed."""
+    from paceline.training.trials import Outcome, compare_outcomes
+
+    plan, same = _job(recipe, other, "fp64").plan, other == first
+    with trials.one(f"killed on '{first.label}', resumed on '{other.label}'") as trial:
+        killed_at = trial.kill_after(_job(recipe, first, "fp64").plan, trials.steps // 2)
+        steps = {} if same else _step_row(trial.follow(plan, lead))
+        differences = compare_outcomes(Outcome(lead.losses, lead.tensors), trial.finish(plan))
+    bitwise = max(differences.values()) == 0.0
+    row = {"resumed_on": other.label, "killed_after_step": killed_at, "same_layout": same, "bitwise": bitwise}
+    return row | steps | differences
+
+
+@dataclass(frozen=True)
+class _Trials:
+    """A folder in which one trial runs after another."""
+
+    work: Path
+    data: Path | None
+    steps: int
+    say: Any
+
+    @contextmanager
+    def one(self, label: str, stays: bool = False) -> Iterator[Trial]:
+        """A trial with a folder of its own, which is removed at the end unless it stays."""
+        from paceline.training.trials import Trial
+
+        folder = self.work / label
+        folder.mkdir()
+        if self.say:
+            self.say.print(f"[dim]{label}[/dim]", end="\r" if self.say.is_terminal else "\n", soft_wrap=True)
+        yield Trial(folder, self.data, self.steps)
+        if not stays:
+            shutil.rmtree(folder)
+
+
+def _step_row(differences: Differences) -> dict[str, Any]:
+    """What a layout's steps differ by, divided by what they may, and the largest difference as it is."""
+    row: dict[str, Any] = {f"step_{part}": found.judged for part, found in differences.items()}
+    worst = max(differences.values())
+    return row | {"largest_difference": max(found.relative for found in differences.values()), "where": worst.where}
 
 
 def _show(rows: list[dict[str, Any]], resumed: list[dict[str, Any]], verdict: dict[str, Any]) -> None:
     out = console()
+    out.print("each step from the first layout's state, in float64; limit 1e-12, amplification taken out")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("layout", "replicas x micro-batch", "rounds", "norm groups"):
         table.add_column(column)
-    for column in ("float64: loss", "weights", "statistics", "float32: first loss", "all losses", ""):
+    for column in ("inputs", "gradients", "norm sums", "loss", "update", "float32: first loss", ""):
         table.add_column(column, justify="right")
     for row in rows:
-        good = _worst(row) <= LIMIT and row["float32_first_loss"] <= FIRST_LOSS_LIMIT
+        good = _steps_agree(row) and row["float32_first_loss"] <= _first_loss_limit(verdict)
         table.add_row(
             row["layout"], f"{row['replicas']} x {row['micro_batch']}", str(row["rounds"]), row["norm"],
-            *(_small(row[part]) for part in (*PARTS, "float32_first_loss", "float32_loss")),
+            *(_small(row[column]) for column in (*STEP_COLUMNS, "float32_first_loss")),
             _mark(good),
         )  # fmt: skip
     out.print(table)
+    out.print("\nthe whole run, over which rounding grows; no limit")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("layout")
+    for column in ("float64: loss", "weights", "statistics", "float32: loss"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(row["layout"], *(_small(row[column]) for column in (*RUN_COLUMNS, "float32_loss")))
+    out.print(table)
     out.print()
     for row in resumed:
-        good = row["bitwise"] if row["same_layout"] else _worst(row) <= LIMIT
-        how = "bit for bit the same" if row["bitwise"] else f"differs by {_small(_worst(row))}"
-        where = "the same layout" if row["same_layout"] else f"'{row['resumed_on']}'"
-        out.print(
-            f"killed after step {row['killed_after_step']}, resumed on {where}: {how} {_mark(good)}", soft_wrap=True
-        )
+        out.print(_resume_line(row), soft_wrap=True)
     out.print(f"\n{_conclusion(rows, resumed, verdict)}", soft_wrap=True)
 
 
+def _resume_line(row: dict[str, Any]) -> str:
+    killed = f"killed after step {row['killed_after_step']}, resumed on"
+    whole = max(float(row[column]) for column in RUN_COLUMNS)
+    how = "bit for bit the same" if row["bitwise"] else f"the whole run differs by {_small(whole)}"
+    if row["same_layout"]:
+        return f"{killed} the same layout: {how} {_mark(row['bitwise'])}"
+    steps = max(float(row[column]) for column in STEP_COLUMNS)
+    return f"{killed} '{row['resumed_on']}': steps differ by {_small(steps)}, {how} {_mark(_steps_agree(row))}"
+
+
 def _conclusion(rows: list[dict[str, Any]], resumed: list[dict[str, Any]], verdict: dict[str, Any]) -> str:
-    worst = f"largest float64 difference {_small(verdict['largest_difference'])}, limit {LIMIT:.0e}"
+    lines = []
+    if verdict["amplification"] > NOTABLE:
+        lines.append(
+            f"this recipe multiplies rounding by up to {verdict['amplification']:.1e} ({verdict['amplified']})"
+        )
+    count = f"{len(rows)} layouts and {len(resumed)} resumes"
+    worst = f"largest difference of a step {_small(verdict['largest_difference'])}, amplification "
+    worst += f"{verdict['amplification']:.2g}, limit {LIMIT:.0e} times amplification"
     if verdict["passed"]:
-        return f"[bold green]PASS[/bold green]: {len(rows)} layouts and {len(resumed)} resumes are one run; {worst}"
-    return f"[bold red]FAIL[/bold red]: {len(rows)} layouts and {len(resumed)} resumes; {worst}"
-
-
-def _worst(row: dict[str, Any]) -> float:
-    return max(float(row[part]) for part in PARTS)
+        return "\n".join([*lines, f"[bold green]PASS[/bold green]: {count} are one run; {worst}"])
+    lines += [f"{row['layout']}: {row['where']}" for row in rows if not _steps_agree(row)]
+    return "\n".join([*lines, f"[bold red]FAIL[/bold red]: {count}; {worst}"])
 
 
 def _small(value: float) -> str:

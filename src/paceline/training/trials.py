@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
 import socket
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,11 @@ from paceline.files import write_whole
 from paceline.launch import Launch
 from paceline.model.metrics import TRAIN_SUMS
 from paceline.planning import Plan
+from paceline.training import lockstep
+from paceline.training.differences import relative_difference, state_scales
 from paceline.training.restore import restore_newest
 from paceline.training.save import save
-from paceline.training.session import open_session
+from paceline.training.session import Session, open_session
 from paceline.training.step import take_step
 
 TRIAL_TIMEOUT = 1800.0
@@ -50,13 +53,24 @@ class Trial:
 
     def finish(self, plan: Plan) -> Outcome:
         """Run to the last step, from the beginning or from a checkpoint."""
-        _wait_for(self._start(plan, saving=False))
+        _wait_for(self._start(plan, partial(_train, self._folder, self._steps, saving=False)))
         losses = json.loads((self._folder / "losses.json").read_text())
         return Outcome([losses[str(s)] for s in range(1, self._steps + 1)], load_file(self._folder / "end.safetensors"))
 
+    def lead(self, plan: Plan) -> lockstep.Lead:
+        """Run to the last step on one replica, and keep what others can follow step by step."""
+        _wait_for(self._start(plan, partial(_lead, self._folder, self._steps)))
+        return lockstep.read_lead(self._folder, self._steps, plan.global_batch)
+
+    def follow(self, plan: Plan, leader: lockstep.Lead) -> lockstep.Differences:
+        """Take the leader's steps, from the beginning or from a checkpoint, each from the leader's state."""
+        _wait_for(self._start(plan, partial(_follow, self._folder, self._steps, leader.folder)))
+        rows = [json.loads((self._folder / f"follow-{replica}.json").read_text()) for replica in range(plan.replicas)]
+        return lockstep.merge([{part: lockstep.Difference(*row[part]) for part in row} for row in rows])
+
     def kill_after(self, plan: Plan, step: int) -> int:
         """Run, saving every step, and kill all processes once `step` is saved; gives the newest saved step."""
-        processes = self._start(plan, saving=True)
+        processes = self._start(plan, partial(_train, self._folder, self._steps, saving=True))
         end = time.monotonic() + TRIAL_TIMEOUT
         while max(checkpoint.saved_steps(self._folder / "checkpoints"), default=-1) < step:
             if any(process.exitcode is not None for process in processes) or time.monotonic() > end:
@@ -68,14 +82,14 @@ class Trial:
             process.join()
         return max(checkpoint.saved_steps(self._folder / "checkpoints"))
 
-    def _start(self, plan: Plan, saving: bool) -> list[BaseProcess]:
+    def _start(self, plan: Plan, task: Callable[[Session], None]) -> list[BaseProcess]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         processes: list[BaseProcess] = []
         for rank in range(plan.replicas):
             launch = Launch(rank, plan.replicas, rank, plan.replicas, "127.0.0.1", port, store_is_there=False)
-            arguments = (plan, launch, self._folder, self._data, self._steps, saving)
+            arguments = (plan, launch, self._folder, self._data, task)
             processes.append(self._context.Process(target=_run, args=arguments, daemon=True))
         for process in processes:
             process.start()
@@ -91,67 +105,51 @@ def _wait_for(processes: list[BaseProcess]) -> None:
             raise Broken(f"a trial process ended with status {process.exitcode}")
 
 
-def _run(plan: Plan, launch: Launch, folder: Path, data: Path | None, steps: int, saving: bool) -> None:
+def _run(plan: Plan, launch: Launch, folder: Path, data: Path | None, task: Callable[[Session], None]) -> None:
     """One replica of a trial."""
     with open_session(plan, folder, data_folder=data, launch=launch) as session:
-        restore_newest(session)
-        state, first = session.state, session.world.first
-        path, loss = folder / "losses.json", TRAIN_SUMS.index("loss")
-        losses: dict[str, Any] = json.loads(path.read_text()) if path.is_file() and state.step else {}
-        with closing(session.loader.training(state.step)) as batches:
-            while state.step < steps:
-                take_step(session, next(batches))
-                losses[str(state.step)] = float(state.last_sums[loss]) / plan.global_batch
-                if first:
-                    write_whole(path, json.dumps(losses))
-                if saving:
-                    save(session)
-        if first:
-            tensors = {
-                f"{group}.{name}": tensor.detach().cpu().contiguous().clone()
-                for group, members in state.tensors().items()
-                for name, tensor in members.items()
-            }
-            save_file(tensors, folder / "end.safetensors")
+        task(session)
 
 
-NEGLIGIBLE = 1e-13
-"""A tensor with no number above this fraction of the largest of its kind is nothing but rounding, and is compared with
-that largest: the bias of a convolution before a norm is one, whose gradient is zero."""
+def _train(folder: Path, steps: int, session: Session, *, saving: bool) -> None:
+    """Train to the last step, and write down losses and the end."""
+    restore_newest(session)
+    state, first = session.state, session.world.first
+    path, loss = folder / "losses.json", TRAIN_SUMS.index("loss")
+    losses: dict[str, Any] = json.loads(path.read_text()) if path.is_file() and state.step else {}
+    with closing(session.loader.training(state.step)) as batches:
+        while state.step < steps:
+            take_step(session, next(batches))
+            losses[str(state.step)] = float(state.last_sums[loss]) / session.plan.global_batch
+            if first:
+                write_whole(path, json.dumps(losses))
+            if saving:
+                save(session)
+    if first:
+        tensors = {
+            f"{group}.{name}": tensor.detach().cpu().contiguous().clone()
+            for group, members in state.tensors().items()
+            for name, tensor in members.items()
+        }
+        save_file(tensors, folder / "end.safetensors")
 
 
-def relative_difference(a: Tensor, b: Tensor, scale: float = 0.0) -> float:
-    """The largest |a - b| over the largest |a|, or over `scale` if that is larger."""
-    if not (a.isfinite().all() and b.isfinite().all()):
-        return math.inf  # what is not a number agrees with nothing
-    if torch.equal(a, b):
-        return 0.0
-    return float((a.double() - b.double()).abs().max()) / max(_size(a), scale, 1e-300)
+def _lead(folder: Path, steps: int, session: Session) -> None:
+    lockstep.lead(session, folder, steps)
+
+
+def _follow(folder: Path, steps: int, leader: Path, session: Session) -> None:
+    differences = lockstep.follow(session, leader, steps)
+    write_whole(folder / f"follow-{session.world.replica}.json", json.dumps(differences))
 
 
 def compare_outcomes(one: Outcome, other: Outcome) -> dict[str, float]:
     """The largest relative differences of two trials: losses, weights with optimizer state, running statistics."""
     loss = torch.tensor(one.losses, dtype=torch.float64), torch.tensor(other.losses, dtype=torch.float64)
     worst = {"loss": relative_difference(*loss), "weights": 0.0, "statistics": 0.0}
-    largest: dict[str, float] = {}
-    for name, tensor in one.tensors.items():
-        largest[_kind(name)] = max(largest.get(_kind(name), 0.0), _size(tensor))
+    scales = state_scales(one.tensors)
     for name, tensor in one.tensors.items():
         column = "statistics" if "running_" in name else "weights"
-        scale = largest[_kind(name)] if _size(tensor) <= NEGLIGIBLE * largest[_kind(name)] else 0.0
-        if name.endswith("running_mean"):  # as exact as the numbers that it is the mean of, however near to zero
-            variance = one.tensors.get(name.replace("running_mean", "running_var"))
-            scale = scale if variance is None else math.sqrt(_size(variance))
-        worst[column] = max(worst[column], relative_difference(tensor, other.tensors[name], scale))
+        worst[column] = max(worst[column], relative_difference(tensor, other.tensors[name], scales[name]))
     worst["first_loss"] = relative_difference(loss[0][:1], loss[1][:1])
     return worst
-
-
-def _size(tensor: Tensor) -> float:
-    return float(tensor.double().abs().max())
-
-
-def _kind(name: str) -> str:
-    """Running means, running variances, each state of the optimizer, or weights."""
-    last = name.rpartition(".")[2]
-    return "weight" if last == "bias" else last

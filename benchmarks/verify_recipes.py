@@ -1,0 +1,106 @@
+"""Verifies every shipped recipe on generated images, two steps each, and fills the table of docs/results/verify.md.
+
+Recipes that are in the table already are skipped, and the table is written after each one, so the script can be stopped
+and started again. Remove a row to have its recipe verified anew.
+
+    python benchmarks/verify_recipes.py
+    python benchmarks/verify_recipes.py --jobs 8 nvcnn/vgg16 timm/resnet50-a3
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+
+from paceline.command.verify import shrink
+from paceline.settings import shipped
+from paceline.settings.build import build
+from paceline.settings.data import Files, Made, Shapes
+from paceline.settings.read import Tree, override
+from paceline.settings.recipe import Recipe
+
+PAGE = Path(__file__).parents[1] / "docs/results/verify.md"
+HEAD = "| recipe | result | largest difference of a step | amplification |\n|---|---|---|---|\n"
+STEPS = 2
+SECONDS = 3600
+"""After which a recipe counts as hung."""
+
+
+def words(name: str) -> list[str]:
+    """The words that make a recipe small and let it draw its own images."""
+    tree = shipped.tree("recipes", name)
+    recipe = build(Recipe, tree)
+    if isinstance(recipe.data, Made | Shapes):
+        return []
+    side = recipe.data.side if isinstance(recipe.data, Files) else 32
+    data = f"data={{name: generated, images: 256, validation_images: 8, classes: 10, side: {side}}}"
+    added = [data, "augment.crop={}"]  # pictures in memory are not cropped by area
+    small, _ = shrink(_overridden(tree, added))
+    if small.global_batch != recipe.global_batch:
+        added += [f"global_batch={small.global_batch}", f"norm_batch={small.norm_batch}"]
+    return added
+
+
+def _overridden(tree: Tree, added: list[str]) -> Recipe:
+    for word in added:
+        override(tree, word, Recipe)
+    return build(Recipe, tree)
+
+
+def verified(name: str) -> str:
+    """The row of a recipe."""
+    command = [sys.executable, "-m", "paceline", "verify", name, *words(name), "--steps", str(STEPS), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS, env=os.environ)
+    if not done.stdout.startswith("{"):
+        raise SystemExit(f"{name}: {done.stderr.strip().splitlines()[-1]}")
+    found = json.loads(done.stdout)
+    amplified = f"{found['amplification']:.2g}"
+    if found["amplification"] > 1e3:
+        amplified += f" ({found['amplified']})"
+    result = "pass" if found["passed"] else "FAIL"
+    return f"| {name} | {result} | {found['largest_difference']:.1e} | {amplified} |"
+
+
+def read_rows() -> dict[str, str]:
+    """The rows of the page, by recipe."""
+    table = PAGE.read_text().partition(HEAD)[2].partition("\n\n")[0]
+    return {line.split("|")[1].strip(): line for line in table.splitlines()}
+
+
+def write_rows(rows: dict[str, str]) -> None:
+    """Put these rows, by recipe, in the place of the page's own."""
+    before, _, after = PAGE.read_text().partition(HEAD)
+    rest = after[len(after.partition("\n\n")[0]) :].strip("\n")
+    table = HEAD + "".join(rows[name] + "\n" for name in sorted(rows))
+    PAGE.write_text(f"{before}{table}\n{rest}\n" if rest else before + table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="recipes; all of them if none is named")
+    parser.add_argument("--jobs", type=int, default=1, help="how many recipes at a time")
+    options = parser.parse_args()
+    if HEAD not in PAGE.read_text():
+        raise SystemExit(f"{PAGE} has no table to fill")
+    lock = Lock()
+
+    def fill(name: str) -> None:
+        row = verified(name)
+        with lock:
+            write_rows(read_rows() | {name: row})
+            print(row, flush=True)
+
+    missing = [name for name in options.names or shipped.names("recipes") if name not in read_rows()]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for _ in pool.map(fill, missing):
+            pass
+
+
+if __name__ == "__main__":
+    main()
