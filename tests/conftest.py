@@ -15,7 +15,7 @@ import pytest
 from command_server import command_server
 from paceline.job import plan_job
 from paceline.planning import Plan
-from paceline.record import Mode, Run
+from paceline.record import Mode, Row, Run
 from paceline.settings.build import build
 from paceline.settings.placement import Placement
 from paceline.settings.read import Tree, override, parse
@@ -38,6 +38,12 @@ augment: {pad: 1, flip: true}
 report: 1 steps
 """
 """A recipe small enough to train in a test."""
+
+
+def validation_row(step: int, top1: float) -> Row:
+    """A row of the record."""
+    rest = {"epoch": 1.0, "loss": 1.0, "top5": 1.0, "images": 37, "seconds": 1.0, "images_per_second": 37.0}
+    return {"kind": "validation", "step": step, "top1": top1, **rest}
 
 
 def make_recipe(*words: str, text: str = SMALL) -> Recipe:

@@ -95,7 +95,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """The JSON objects in the lines of a file, if there is one; a line that a kill left unfinished is passed over."""
     try:
         text = read_whole(path).decode(errors="replace")
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return []
     rows = []
     for line in text.splitlines():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 from conftest import SMALL, Paceline
@@ -62,6 +63,7 @@ def test_a_moved_data_folder_asks_for_its_new_place(paceline: Paceline, tmp_path
     start = text.index("  data:\n")
     end = text.index("  global_batch:")
     plan.write_text(text[:start] + "  data: cifar10\n" + text[end:])
+    shutil.rmtree(tmp_path / "run/checkpoints")  # they know that this is not the recipe that was trained
     done = paceline("resume", "run")
     assert done.returncode == 2
     assert "write --data FOLDER" in done.stderr

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from conftest import SMALL, Paceline, environment
+from conftest import SMALL, Paceline, environment, validation_row
 from paceline import checkpoint
 from paceline.command import average, validate
 from paceline.errors import RunError
@@ -167,7 +167,7 @@ def moving_once(run: Path, old: int, new: int) -> Callable[[Path], dict[str, byt
 def test_a_checkpoint_that_is_removed_before_it_is_read_gives_way_to_the_newest(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, which: str | None
 ) -> None:
-    rows = [{"kind": "validation", "step": step, "top1": top1} for step, top1 in ((6, 0.2), (12, 0.1), (18, 0.3))]
+    rows = [validation_row(step, top1) for step, top1 in ((6, 0.2), (12, 0.1), (18, 0.3))]
     (run / "record.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(checkpoint, "read", moving_once(run, 18, 17))
     monkeypatch.setattr("paceline.sink.csv.write_tables", lambda *_: None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conftest import make_plan, make_session
+from conftest import make_plan, make_session, validation_row
 from paceline import checkpoint
 from paceline.record import Row
 from paceline.training import save
@@ -17,7 +17,7 @@ SAVED = [0, 6, 12, 18, 24, 30, 36]
 
 
 def judged(**top1: float) -> list[Row]:
-    return [{"kind": "validation", "step": int(step.removeprefix("s")), "top1": value} for step, value in top1.items()]
+    return [validation_row(int(step.removeprefix("s")), value) for step, value in top1.items()]
 
 
 @pytest.mark.parametrize(
