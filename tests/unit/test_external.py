@@ -394,7 +394,7 @@ def test_images_that_a_network_does_not_take_are_one_line(model: str, side: int,
     assert len(message) > 50
 
 
-@pytest.mark.parametrize("seed", [0, 1, -5, 2**63 - 1])
+@pytest.mark.parametrize("seed", [0, 1, -5, 2**63 - 2])
 def test_the_package_s_own_weights_follow_from_the_recipe_s_seed(seed: int) -> None:
     found = []
     for stand in (1, 99):  # wherever torch's own generator stands
