@@ -93,9 +93,11 @@ def is_torn(path: Path) -> bool:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The JSON objects in the lines of a file, if there is one; a line that a kill left unfinished is passed over."""
+    if path.is_char_device():  # such as /dev/null, where lines are only written to
+        return []
     try:
         text = read_whole(path).decode(errors="replace")
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+    except (FileNotFoundError, NotADirectoryError):
         return []
     rows = []
     for line in text.splitlines():

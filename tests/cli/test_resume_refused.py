@@ -72,7 +72,9 @@ def continues(run: Path, trained: Path) -> None:
     assert (place(run, 18) / checkpoint.NETWORK).read_bytes() == (place(trained, 18) / checkpoint.NETWORK).read_bytes()
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize(
+    "number", [errno.EIO, *(pytest.param(other, marks=pytest.mark.long) for other in (errno.EACCES, errno.ESTALE))]
+)
 def test_a_checkpoint_that_cannot_be_read_is_waited_for(number: int, run: Path, trained: Path) -> None:
     said = f"cannot be read: {os.strerror(number)}; nothing was changed"
     refused(run, said, UNREADABLE.format(number=number))
@@ -132,7 +134,7 @@ def test_a_plan_that_is_cut_off_is_refused(run: Path) -> None:
     whole = plan.read_text()
     starts = [place for place in range(len(whole)) if whole[place - 1] == "\n" and whole[place : place + 2] == "  "]
     tops = [at for at in starts if whole[at + 2] != " "]
-    for end in tops[3::9]:
+    for end in tops[3::24]:
         plan.write_text(whole[:end])
         done = run_in(run.parent, "validate", "run")
         assert done.returncode == 2, (whole[end - 80 : end], done.stdout)

@@ -33,7 +33,15 @@ SETTINGS = {
 """Settings that change blocks or smallest sides, and the smallest side with them."""
 
 
-LARGE = ("inception-v4", "inception-resnet-v2", "efficientnet-b5", "efficientnet-b6", "efficientnet-b7")
+LARGE = (
+    "inception-v3",
+    "inception-v4",
+    "inception-resnet-v2",
+    "efficientnet-b4",
+    "efficientnet-b5",
+    "efficientnet-b6",
+    "efficientnet-b7",
+)
 MEMBERS = [
     pytest.param(member, id=member.name, marks=[pytest.mark.long] if member.name in LARGE else [])
     for member in tables.MEMBERS
@@ -80,7 +88,13 @@ def test_no_smaller_image_than_the_smallest_goes_through(member: tables.Member) 
     assert_smallest(make_recipe(f"model={member.name}"), facts_of(member, member.smallest_side))
 
 
-@pytest.mark.parametrize(("settings", "smallest"), SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize(
+    ("settings", "smallest"),
+    [
+        pytest.param(*case, id=name, marks=[pytest.mark.long] if name.startswith("inception") else [])
+        for name, case in SETTINGS.items()
+    ],
+)
 def test_settings_change_blocks_and_smallest_side_in_the_tables_too(settings: str, smallest: int) -> None:
     recipe = make_recipe(f"model={settings}")
     assert tables.smallest_side(recipe.model) == smallest

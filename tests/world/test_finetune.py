@@ -18,7 +18,12 @@ from paceline.training.trials import Outcome, Trial, compare_outcomes
 from paceline.world import World
 
 EXACT = 1e-12
-LAYOUTS = [("on.replicas=2", "on.micro_batch=4", "on.recompute=all"), ("on.replicas=3", "on.micro_batch=4")]
+LAYOUTS = [
+    pytest.param(
+        ("on.replicas=2", "on.micro_batch=4", "on.recompute=all"), id="2x4-recomputed", marks=pytest.mark.long
+    ),
+    pytest.param(("on.replicas=3", "on.micro_batch=4"), id="3x4"),
+]
 STILL = ("stem.", "stage1/", "stage3/")
 TUNED = (
     "model=efficientnet-cifar", "model.survival=0.5", "model.dropout=0.5", "data.side=16",
@@ -44,14 +49,14 @@ def headed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return run(tmp_path_factory.mktemp("headed"), 2, *HEADED, "on.micro_batch=16")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=["2x4-recomputed", "3x4"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout_does_not_change_a_fine_tuning_run(tmp_path: Path, tuned: Outcome, layout: tuple[str, ...]) -> None:
     found = compare_outcomes(tuned, run(tmp_path, 4, *TUNED, *layout))
     assert max(found.values()) <= EXACT, found
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("layout", LAYOUTS, ids=["2x4-recomputed", "3x4"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout_does_not_change_a_run_with_auxiliary_heads(
     tmp_path: Path, headed: Outcome, layout: tuple[str, ...]
 ) -> None:

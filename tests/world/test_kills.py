@@ -24,7 +24,7 @@ def lessons(run: Path) -> list[dict[str, object]]:
     return [{key: value for key, value in row.items() if key not in TIMES} for row in kept]
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.long)])
 def test_kills_at_random_moments_leave_the_uninterrupted_run(tmp_path: Path, kills: int) -> None:
     words = ["train", write_small(tmp_path, epochs="40"), "on.save=7 steps", "on.cpu_threads=1"]
     whole = Training(tmp_path, *words, "--out", "whole")
@@ -84,7 +84,7 @@ def test_replicas_leave_a_validation_together(tmp_path: Path) -> None:
     assert not any(row["kind"] == "validation" for row in rows)
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_killed_replica_ends_the_run_with_one_line_and_loses_nothing_saved(tmp_path: Path, which: int) -> None:
     words = ["train", write_small(tmp_path, **LONG), "--out", "run", "on.save=20 steps", "--replicas", "2"]
     training = Training(tmp_path, *words)
