@@ -1,0 +1,1 @@
+"""Fused forms of what networks compute, each with a plain twin in torch that gives the same numbers."""

@@ -1,0 +1,130 @@
+"""Batch norm, mask, shortcut and activation over the rows of norm groups, in plain torch: the twin of `rows_triton`.
+
+Data are [groups, rows, channels], a view of images in channels-last order: a group's rows are all pixels of its images.
+What belongs to a channel is [groups, channels] in float32 or float64. A mask is [groups, images], one factor for all
+rows of an image. Arithmetic is in float32 or wider, and results are stored in the type of `x`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from paceline.settings.model import Activation
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and the biased variance of each channel in each group."""
+    var, mean = torch.var_mean(_wide(x), dim=1, correction=0)
+    return mean, var
+
+
+def scale_shift(
+    x: Tensor, scale: Tensor, shift: Tensor, activation: Activation | None,
+    shortcut: Tensor | None = None, mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """act((x * scale + shift) * mask + shortcut)."""
+    return _activate(_before_activation(x, scale, shift, shortcut, mask), activation).to(x.dtype)
+
+
+def gradient_sums(
+    dy: Tensor, x: Tensor, scale: Tensor, shift: Tensor, activation: Activation | None,
+    shortcut: Tensor | None = None, mask: Tensor | None = None, out: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """The sums over rows of mask * dz and of mask * dz * x, dz the gradient before the activation; and dz itself.
+
+    Only a shortcut needs dz, whose gradient it is: without one it is None. `out` is what `scale_shift` gave, and spares
+    ReLU and ReLU6 the arithmetic.
+    """
+    d = _wide(dy)
+    if activation in ("relu", "relu6") and out is not None:
+        d = d * _slope(_wide(out), activation)
+    elif activation is not None:
+        d = d * _slope(_before_activation(x, scale, shift, shortcut, mask), activation)
+    dz = None if shortcut is None else dy if activation is None else d.to(x.dtype)
+    # What comes after reads dz as it is stored, so the sums are of just that.
+    d = _masked(d if dz is None else _wide(dz), mask)
+    return d.sum(1, dtype=torch.float64), (d * _wide(x)).sum(1, dtype=torch.float64), dz
+
+
+def norm_gradient(
+    d: Tensor, x: Tensor, scale: Tensor, shift: Tensor, a: Tensor, b: Tensor, c: Tensor,
+    activation: Activation | None = None, mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """a * mask * dz + b * x + c, where dz is d behind the activation of (x * scale + shift) * mask, if there is one."""
+    dz = _wide(d)
+    if activation is not None:
+        dz = dz * _slope(_before_activation(x, scale, shift, None, mask), activation)
+    return (a[:, None] * _masked(dz, mask) + b[:, None] * _wide(x) + c[:, None]).to(x.dtype)
+
+
+def forward_constants(
+    mean: Tensor, var: Tensor, weight: Tensor, bias: Tensor, epsilon: float,
+    count: int, slots: tuple[Tensor, Tensor], replicas: int = 1,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """1 / sqrt(var + epsilon), and the scale and shift of a norm over `count` rows.
+
+    The mean and unbiased variance of each group go to its slots, divided by the number of replicas that share it.
+    """
+    slots[0].copy_(mean / replicas)
+    slots[1].copy_(var * (count / max(1, count - 1) / replicas))
+    inverse = torch.rsqrt(var + epsilon)
+    scale = weight * inverse
+    return inverse, scale, bias - mean * scale
+
+
+def backward_constants(
+    sums: Tensor, moments: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor, count: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The factors a, b and c of `norm_gradient`, and the gradients of weight and bias, of a norm over `count` rows."""
+    normal_sums = inverse * (moments - mean * sums)
+    a = weight * inverse
+    b = -a * inverse * normal_sums / count
+    c = -a * sums / count - b * mean
+    return a, b, c, normal_sums.sum(0).to(weight.dtype), sums.sum(0).to(weight.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Each image's rows times its factor."""
+    if mask is None:
+        return x
+    images = x.view(len(x), mask.shape[1], -1, x.shape[2])
+    return (images * mask[:, :, None, None]).view(x.shape)
+
+
+def _before_activation(x: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor | None, mask: Tensor | None) -> Tensor:
+    y = _masked(_wide(x) * scale[:, None] + shift[:, None], mask)
+    return y if shortcut is None else y + shortcut
+
+
+def _activate(x: Tensor, activation: Activation | None) -> Tensor:
+    match activation:
+        case None:
+            return x
+        case "relu":
+            return F.relu(x)
+        case "relu6":
+            return F.relu6(x)
+        case "silu":
+            return F.silu(x)
+        case "hardswish":
+            return F.hardswish(x)
+
+
+def _slope(x: Tensor, activation: Activation) -> Tensor:
+    """The derivative of an activation where its input is x; for ReLU and ReLU6, the output will do as well."""
+    match activation:
+        case "relu":
+            return (x > 0).to(x.dtype)
+        case "relu6":
+            return ((x > 0) & (x < 6)).to(x.dtype)
+        case "silu":
+            sigmoid = torch.sigmoid(x)
+            return sigmoid * (1 + x * (1 - sigmoid))
+        case "hardswish":
+            return torch.where(x < -3, 0.0, torch.where(x <= 3, x / 3 + 0.5, 1.0))
