@@ -1,0 +1,285 @@
+"""The fused form of a residual bottleneck: its wide norms never look at wide tensors, forward or backward."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paceline.model.batch import Batch
+from paceline.model.kernels import gram, rows
+from paceline.model.kernels.gram import NormGradient, Normed, Scatter, WidenedGradient
+from paceline.model.norm import BatchNormAct
+
+if TYPE_CHECKING:
+    from paceline.model.resnet import ResidualUnit
+
+LANES = 64
+"""The kernels take channels in multiples of this."""
+ROWS_PER_CHANNEL = 16
+"""With fewer rows than this for each narrow channel, a norm group costs more in small matrices than it spares."""
+
+
+class Handover:
+    """Between a bottleneck and the next one: the gradient that the later one has masked already, and its sums."""
+
+    def __init__(self) -> None:
+        self._gradient: Tensor | None = None
+        self._sums: Tensor | None = None
+
+    def leave(self, gradient: Tensor, sums: Tensor) -> None:
+        """Leave a gradient, zero where the block's input is, and its sums over the rows of each norm group."""
+        self._gradient, self._sums = gradient, sums
+
+    def take(self, gradient: Tensor) -> Tensor | None:
+        """The sums of a gradient, if it is the one that was left and not, say, the sum of two."""
+        left, sums = self._gradient, self._sums
+        self._gradient = self._sums = None
+        same = left is not None and left.data_ptr() == gradient.data_ptr() and left.stride() == gradient.stride()
+        return sums if same else None
+
+
+class Site(NamedTuple):
+    """What a bottleneck's passes need beside tensors that have gradients."""
+
+    unit: ResidualUnit
+    batch: Batch
+    before: Handover | None
+    """Shared with the block that made the input, if that is a fused one."""
+    after: Handover
+
+
+class Narrow(NamedTuple):
+    """What stays of the narrow part: its input, and the rows before and behind the 3x3 convolution."""
+
+    x: Tensor
+    a1: Tensor
+    n1: Tensor
+    a2: Tensor
+
+
+class Widened(NamedTuple):
+    """What stays of a widening product and its norm."""
+
+    a: Tensor
+    mean: Tensor
+    matrix: Tensor
+    weight_scatter: Tensor
+
+
+def can_fuse(unit: ResidualUnit) -> bool:
+    """Whether a unit has the form that is fused here."""
+    convolutions = [m for m in unit.modules() if isinstance(m, nn.Conv2d)]
+    norms = [m for m in unit.modules() if isinstance(m, BatchNormAct)]
+    return (
+        unit.bottleneck
+        and len(norms) == len(convolutions)
+        and all(type(m) is nn.Conv2d for m in convolutions)
+        and all(n % LANES == 0 for m in convolutions for n in (m.in_channels, m.out_channels))
+        and unit.conv1.stride == (1, 1)
+        and unit.stride in (1, 2)
+    )
+
+
+def pays(unit: ResidualUnit, images: int, side: int) -> bool:
+    """Whether norm groups of so many images, of this side where they enter the unit, have enough rows."""
+    count = images * (-(-side // unit.stride)) ** 2
+    widest = max(unit.conv3.in_channels, unit.projection.in_channels if unit.projects else 0)
+    return count >= ROWS_PER_CHANNEL * widest
+
+
+def fused_bottleneck(unit: ResidualUnit, x: Tensor, batch: Batch) -> Tensor:
+    """The unit's output in training; statistics of its norms are written as the unit itself writes them."""
+    site = Site(unit, batch, getattr(x, "handover", None), Handover())
+    layers = [unit.conv1, unit.norm1, unit.conv2, unit.norm2, unit.conv3, unit.norm3]
+    if unit.projects:
+        layers += [unit.projection, unit.projection_norm]
+    y: Tensor = _Bottleneck.apply(x, site, *(p for layer in layers for p in layer.parameters()))  # type: ignore[no-untyped-call]
+    y.handover = site.after  # type: ignore[attr-defined]
+    return y
+
+
+def compute_weight(layer: nn.Conv2d, dtype: torch.dtype) -> Tensor:
+    """A convolution's weight in the type of the images: the copy that was made for the whole step, if there is one."""
+    copy: Tensor | None = getattr(layer, "step_weight", None)
+    return layer.weight.detach().to(dtype) if copy is None else copy
+
+
+class _Bottleneck(torch.autograd.Function):
+    """conv1, norm1, ReLU, conv2, norm2, ReLU, conv3, norm3, plus the shortcut or its projection and norm, ReLU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, site: Site, *_parameters: Tensor) -> Tensor:
+        unit, groups = site.unit, len(site.batch.statistics)
+        kernels, ops = _kernels(x)
+        x = x.contiguous(memory_format=torch.channels_last)
+        narrow, norm1, norm2, picture = _narrow_forward(unit, to_rows(x, groups), x.shape, site.batch)
+        n2, scatter = kernels.relu_scatter(narrow.a2, norm2.scale, norm2.shift)
+        wide3, norm3 = _widen(unit.conv3, unit.norm3, n2, scatter, site.batch)
+        weight3 = compute_weight(unit.conv3, x.dtype).flatten(1)
+        saved = [*narrow, *norm1, *norm2, *wide3, *norm3]
+        if unit.projects:
+            xs = to_rows(_every(x, unit.stride), groups)
+            wide4, norm4 = _widen(unit.projection, unit.projection_norm, xs, kernels.row_scatter(xs), site.batch)
+            weight4 = compute_weight(unit.projection, x.dtype).flatten(1)
+            scaled = (norm4.scale[..., None] * weight4).to(x.dtype)
+            out = kernels.product_norm_projected(n2, weight3, norm3.scale, norm3.shift + norm4.shift, xs, scaled)
+            saved += [*wide4, *norm4]
+        else:
+            out = kernels.product_norm(n2, weight3, norm3.scale, norm3.shift, narrow.x)
+        ctx.save_for_backward(out, *saved)
+        ctx.site, ctx.shape, ctx.shape2 = site, x.shape, picture.shape
+        return from_rows(out, picture.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        site: Site = ctx.site
+        unit, saved = site.unit, ctx.saved_tensors
+        out, narrow, norm1, norm2 = saved[0], Narrow(*saved[1:5]), Normed(*saved[5:9]), Normed(*saved[9:13])
+        kernels, ops = _kernels(out)
+        dy = gradients[0].contiguous(memory_format=torch.channels_last)
+        d, sums = to_rows(dy, len(out)), site.after.take(dy)
+        if sums is None:
+            d, sums = kernels.masked(d, out)
+
+        wide3, norm3 = Widened(*saved[13:17]), Normed(*saved[17:21])
+        g3, back3 = _widened_backward(unit.conv3, unit.norm3, wide3, norm3, d, sums)
+        z, z_sums, z_products = kernels.input_gradient_masked(d, wide3.a, back3, narrow.a2)
+        da2, g2 = _norm_backward(unit.norm2, norm2, z, narrow.a2, z_sums, z_products, None)
+        dn1, d_w2 = _conv2_backward(unit.conv2, da2, narrow.n1, ctx.shape, ctx.shape2)
+        s1, p1, _ = ops.gradient_sums(dn1, narrow.a1, norm1.scale, norm1.shift, "relu")
+        da1, g1 = _norm_backward(unit.norm1, norm1, dn1, narrow.a1, s1, p1, "relu")
+        d_w1 = kernels.weight_product(da1, narrow.x).sum(0)
+
+        added, last = d, list[Tensor]()
+        if unit.projects:
+            wide4, norm4 = Widened(*saved[21:25]), Normed(*saved[25:29])
+            g4, back4 = _widened_backward(unit.projection, unit.projection_norm, wide4, norm4, d, sums)
+            last = [_like(unit.projection.weight, back4.weight), *g4]
+            if ctx.needs_input_grad[0]:
+                added = kernels.input_gradient(d, wide4.a, back4)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            weight1 = compute_weight(unit.conv1, out.dtype).flatten(1)
+            dx_rows, dx_sums = kernels.input_gradient_added(da1, weight1, added, narrow.x, ctx.shape[2])
+            dx = from_rows(dx_rows, ctx.shape)
+            if site.before is not None:
+                site.before.leave(dx, dx_sums)
+        weights = (
+            _like(layer.weight, d_weight)
+            for layer, d_weight in ((unit.conv1, d_w1), (unit.conv2, d_w2), (unit.conv3, back3.weight))
+        )
+        by_layer = [[weight, *g] for weight, g in zip(weights, (g1, g2, g3), strict=True)]
+        return dx, None, *(t for layer in by_layer for t in layer), *last
+
+
+def _kernels(x: Tensor) -> tuple[ModuleType, ModuleType]:
+    """The products' and the norms' operations for the device of a tensor."""
+    if not x.is_cuda:
+        return gram, rows
+    from paceline.model.kernels import gram_triton, rows_triton
+
+    return gram_triton, rows_triton
+
+
+def to_rows(x: Tensor, groups: int) -> Tensor:
+    """Pictures in channels-last order as [groups, rows, channels], without a copy."""
+    return x.permute(0, 2, 3, 1).reshape(groups, -1, x.shape[1])
+
+
+def from_rows(x: Tensor, shape: torch.Size) -> Tensor:
+    """Rows as pictures whose images, rows and columns are as many as in `shape`."""
+    return x.view(shape[0], shape[2], shape[3], x.shape[2]).permute(0, 3, 1, 2)
+
+
+def _every(x: Tensor, stride: int) -> Tensor:
+    """Every pixel that a stride meets, in channels-last order."""
+    return x if stride == 1 else x[:, :, ::stride, ::stride].contiguous(memory_format=torch.channels_last)
+
+
+def _like(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """A gradient as its parameter is: in shape, and in the type in which gradients add up."""
+    dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
+    return gradient.view(parameter.shape).to(dtype)
+
+
+def _normed(norm: BatchNormAct, mean: Tensor, var: Tensor, own_rows: int, batch: Batch, ops: ModuleType) -> Normed:
+    """A norm by this replica's moments of each group, which go to the batch's statistics too."""
+    replicas = 1
+    if norm.shared is not None:
+        everyone = norm.shared.all_gather(torch.stack([mean[0], var[0]]))
+        means, variances = everyone[:, 0], everyone[:, 1]
+        mean = means.mean(0, keepdim=True)
+        var = variances.mean(0, keepdim=True) + (means - mean).square().mean(0, keepdim=True)
+        replicas = norm.shared.count
+    slots = norm.columns(batch.statistics)
+    constants = ops.forward_constants(
+        mean, var, norm.weight, norm.bias, norm.epsilon, own_rows * replicas, slots, replicas
+    )
+    return Normed(mean, *constants)
+
+
+def _norm_backward(
+    norm: BatchNormAct, normed: Normed, d: Tensor, x: Tensor, sums: Tensor, products: Tensor, activation: Any
+) -> tuple[Tensor, NormGradient]:
+    """The gradient before a norm by that behind it, or behind its activation, and the sums of d and of d x."""
+    _, ops = _kernels(x)
+    a, b, c, d_weight, d_bias = ops.backward_constants(
+        sums, products, normed.mean, normed.inverse, norm.weight, x.shape[1]
+    )
+    if norm.shared is not None:
+        total, count = norm.shared.all_reduce(torch.stack([sums, products])), x.shape[1] * norm.shared.count
+        a, b, c, _, _ = ops.backward_constants(*total, normed.mean, normed.inverse, norm.weight, count)
+    dx: Tensor = ops.norm_gradient(d, x, normed.scale, normed.shift, a, b, c, activation)
+    return dx, NormGradient(d_weight, d_bias)
+
+
+def _narrow_forward(
+    unit: ResidualUnit, x: Tensor, shape: torch.Size, batch: Batch
+) -> tuple[Narrow, Normed, Normed, Tensor]:
+    """conv1, norm1, ReLU and conv2, with the norm behind that; the picture that conv2 gives comes last."""
+    kernels, ops = _kernels(x)
+    a1, moments = kernels.product_moments(x, compute_weight(unit.conv1, x.dtype).flatten(1))
+    norm1 = _normed(unit.norm1, *moments, x.shape[1], batch, ops)
+    n1 = ops.scale_shift(a1, norm1.scale, norm1.shift, "relu")
+    conv, weight = unit.conv2, compute_weight(unit.conv2, x.dtype)
+    picture = F.conv2d(from_rows(n1, shape), weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
+    picture = picture.contiguous(memory_format=torch.channels_last)
+    a2 = to_rows(picture, len(x))
+    return Narrow(x, a1, n1, a2), norm1, _normed(unit.norm2, *ops.moments(a2), a2.shape[1], batch, ops), picture
+
+
+def _widen(
+    layer: nn.Conv2d, norm: BatchNormAct, a: Tensor, scatter: Scatter, batch: Batch
+) -> tuple[Widened, Normed]:
+    """The norm of a widening product of rows with this scatter."""
+    kernels, ops = _kernels(a)
+    weight = compute_weight(layer, a.dtype).flatten(1)
+    moments, weight_scatter = kernels.widened_moments(weight, scatter, a.shape[1])
+    return Widened(a, *scatter, weight_scatter), _normed(norm, *moments, a.shape[1], batch, ops)
+
+
+def _widened_backward(
+    layer: nn.Conv2d, norm: BatchNormAct, widened: Widened, normed: Normed, d: Tensor, sums: Tensor
+) -> tuple[NormGradient, WidenedGradient]:
+    """The gradients of a widening product and its norm, by that behind the norm and its sums."""
+    kernels, _ = _kernels(d)
+    gradients: tuple[NormGradient, WidenedGradient] = kernels.widened_gradient(
+        kernels.weight_product(d, widened.a), sums, compute_weight(layer, d.dtype).flatten(1),
+        Scatter(widened.mean, widened.matrix), widened.weight_scatter, normed, d.shape[1], norm.shared,
+    )  # fmt: skip
+    return gradients
+
+
+def _conv2_backward(
+    conv: nn.Conv2d, d: Tensor, n1: Tensor, shape: torch.Size, shape2: torch.Size
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the 3x3 convolution's input rows and weight."""
+    dn1, d_weight, _ = torch.ops.aten.convolution_backward(
+        from_rows(d, shape2), from_rows(n1, shape), compute_weight(conv, d.dtype), None, conv.stride, conv.padding,
+        conv.dilation, False, [0, 0], conv.groups, [True, True, False],
+    )  # fmt: skip
+    return to_rows(dn1.contiguous(memory_format=torch.channels_last), len(d)), d_weight

@@ -1,0 +1,70 @@
+"""Triton kernels for the small matrices between the products of a bottleneck; gram_triton.py launches them."""
+
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, import-not-found"
+# ruff: noqa: N803, N806, ANN001, ANN202 - constants of a compiled kernel are in capitals, its arguments have no types
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def widened_moments_kernel(w, ws, a_mean, mean, var, rows, N, C: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):
+    group = tl.program_id(1)
+    n = tl.program_id(0) * BR + tl.arange(0, BR)
+    m = tl.zeros([BR, BC], tl.float64)
+    v = tl.zeros([BR, BC], tl.float64)
+    for k in range(0, C, BC):
+        c = k + tl.arange(0, BC)
+        weight = tl.load(w + n[:, None] * C + c[None, :]).to(tl.float64)
+        m += weight * tl.load(a_mean + group * C + c).to(tl.float64)[None, :]
+        v += weight * tl.load(ws + (group * N + n).to(tl.int64)[:, None] * C + c[None, :]).to(tl.float64)
+    tl.store(mean + group * N + n, tl.sum(m, 1).to(tl.float32))
+    tl.store(var + group * N + n, tl.maximum(tl.sum(v, 1) / rows, 0.0).to(tl.float32))
+
+
+@triton.jit
+def widened_gradient_kernel(
+    product, sums, w, a_mean, ws, mean, inverse, scale, d_weight, scaled, weighted, cv, d_gamma, d_beta,
+    rows, G, N, C: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Row by row of the weight: see the twin; all rows of a group are this replica's."""
+    n = tl.program_id(0) * BR + tl.arange(0, BR)
+    gamma = tl.zeros([BR], tl.float64)
+    beta = tl.zeros([BR], tl.float64)
+    for g in range(G):
+        s = tl.load(sums + g * N + n).to(tl.float64)
+        q = tl.zeros([BR, BC], tl.float64)
+        for k in range(0, C, BC):
+            c = k + tl.arange(0, BC)
+            at = (g * N + n).to(tl.int64)[:, None] * C + c[None, :]
+            weight = tl.load(w + n[:, None] * C + c[None, :]).to(tl.float64)
+            centered = tl.load(product + at).to(tl.float64)
+            centered -= s[:, None] * tl.load(a_mean + g * C + c).to(tl.float64)[None, :]
+            q += centered * weight
+        deviation = tl.sum(q, 1)
+        inv = tl.load(inverse + g * N + n).to(tl.float64)
+        sc = tl.load(scale + g * N + n).to(tl.float64)
+        m1 = s / rows
+        m2 = deviation * inv * inv / rows
+        gamma += inv * deviation
+        beta += s
+        tl.store(cv + g * N + n, (sc * (m2 * tl.load(mean + g * N + n).to(tl.float64) - m1)).to(tl.float32))
+        for k in range(0, C, BC):
+            c = k + tl.arange(0, BC)
+            at = (g * N + n).to(tl.int64)[:, None] * C + c[None, :]
+            weight = tl.load(w + n[:, None] * C + c[None, :]).to(tl.float32)
+            centered = tl.load(product + at).to(tl.float64)
+            centered -= s[:, None] * tl.load(a_mean + g * C + c).to(tl.float64)[None, :]
+            dw = (sc[:, None] * (centered - m2[:, None] * tl.load(ws + at).to(tl.float64))).to(tl.float32)
+            to = d_weight + n[:, None] * C + c[None, :]
+            if g > 0:
+                dw += tl.load(to)
+            tl.store(to, dw)
+            by_scale = sc.to(tl.float32)[:, None] * weight
+            tl.store(scaled + at, by_scale.to(scaled.dtype.element_ty))
+            tl.store(weighted + at, -m2.to(tl.float32)[:, None] * by_scale)
+    tl.store(d_gamma + n, gamma.to(tl.float32))
+    tl.store(d_beta + n, beta.to(tl.float32))

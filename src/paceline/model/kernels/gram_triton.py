@@ -1,0 +1,228 @@
+"""The operations of gram.py on a CUDA device, by Triton kernels."""
+
+# mypy: disable-error-code="import-not-found"
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from paceline.model.kernels import gram
+from paceline.model.kernels.gram import Moments, NormGradient, Normed, Scatter, WidenedGradient
+from paceline.model.kernels.gram_algebra import widened_gradient_kernel, widened_moments_kernel
+from paceline.model.kernels.gram_products import (
+    combine_moments_kernel,
+    combine_scatter_kernel,
+    input_gradient_added_kernel,
+    input_gradient_kernel,
+    product_moments_kernel,
+    product_norm_kernel,
+    scatter_kernel,
+    sum_parts_kernel,
+    weight_product_kernel,
+)
+from paceline.model.kernels.tiles import Tile, tile
+from paceline.model.norm import SharedStatistics
+
+PROGRAMS = 132 * 4
+"""About how many programs leave a part of a sum each."""
+WIDEST = 128
+"""Columns of a block of a scatter matrix."""
+ELEMENTS = 64
+"""Numbers of a scatter matrix that one program adds up."""
+LARGE = 1 << 19
+"""From so many numbers in a weight on, torch's own product is the faster one for its gradient."""
+
+masked = gram.masked
+
+
+def product_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Moments]:
+    """y = x W^T, and its moments."""
+    (groups, rows, k), n = x.shape, len(weight)
+    t = tile("product_moments", n, k)
+    tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
+    parts = _parts(groups * blocks, tiles)
+    y, sums = x.new_empty(groups, rows, n), _floats(x, groups, parts, 3, n)
+    product_moments_kernel[(groups * parts * blocks,)](
+        x, weight, y, sums, rows, tiles, parts, n, k, t.rows, t.columns, t.inner, rows % t.rows == 0,
+        num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+    mean, var = _floats(x, 2, groups, n)
+    combine_moments_kernel[(n // 16, groups)](sums, mean, var, rows, tiles, parts, n, t.rows, 64, 16, num_warps=4)
+    return y, Moments(mean, var)
+
+
+def relu_scatter(x: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Scatter]:
+    """relu(x scale + shift), and the scatter of that."""
+    if x.shape[2] > 128:
+        from paceline.model.kernels import rows_triton
+
+        y = rows_triton.scale_shift(x, scale, shift, "relu")
+        return y, row_scatter(y)
+    y = torch.empty_like(x)
+    return y, _scatter(x, y, scale, shift)
+
+
+def row_scatter(x: Tensor) -> Scatter:
+    """The scatter of rows."""
+    return _scatter(x, x, None, None)
+
+
+def _scatter(x: Tensor, y: Tensor, scale: Tensor | None, shift: Tensor | None) -> Scatter:
+    groups, rows, channels = x.shape
+    width = WIDEST if channels % WIDEST == 0 else 64
+    pairs = (channels // width) ** 2
+    t = tile("scatter", channels, 0) if channels > width else tile("relu_scatter", channels, 0)
+    tiles = triton.cdiv(rows, t.rows)
+    parts = _parts(groups * pairs, tiles, PROGRAMS // 2)
+    sums, matrices = _floats(x, groups, parts, 3, channels), _floats(x, groups, parts, pairs, width, width)
+    apply = scale is not None
+    scatter_kernel[(groups * parts * pairs,)](
+        x, y, scale if apply else x, shift if apply else x, sums, matrices, rows, tiles, parts, channels, width, t.rows,
+        apply, num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+    mean, unused = _floats(x, 2, groups, channels)
+    combine_moments_kernel[(channels // 16, groups)](
+        sums, mean, unused, rows, tiles, parts, channels, t.rows, 64, 16, num_warps=4
+    )
+    matrix = _floats(x, groups, channels, channels)
+    combine_scatter_kernel[(width * width // ELEMENTS, pairs, groups)](
+        sums, matrices, mean, matrix, rows, tiles, parts, channels, width, t.rows, 32, ELEMENTS, num_warps=4
+    )
+    return Scatter(mean, matrix)
+
+
+def widened_moments(weight: Tensor, scatter: Scatter, rows: int) -> tuple[Moments, Tensor]:
+    """The moments of a W^T by the scatter of `rows` rows a; W times the scatter matrix comes with them."""
+    (groups, channels), n = scatter.mean.shape, len(weight)
+    weight_scatter = torch.matmul(weight.float(), scatter.matrix)
+    mean, var = _floats(weight, 2, groups, n)
+    widened_moments_kernel[(n // 8, groups)](
+        weight, weight_scatter, scatter.mean, mean, var, rows, n, channels, 8, 64, num_warps=4
+    )
+    return Moments(mean, var), weight_scatter
+
+
+def product_norm(a: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor) -> Tensor:
+    """relu((a W^T) scale + shift + shortcut)."""
+    return _product_norm("product_norm", a, weight, scale, shift, shortcut, shortcut, 0)
+
+
+def product_norm_projected(
+    a: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, x: Tensor, projection: Tensor
+) -> Tensor:
+    """relu((a W^T) scale + shift + x V^T), where a projection V [groups, outputs, inputs] contains its norm's scale."""
+    return _product_norm("product_norm_projected", a, weight, scale, shift, x, projection, x.shape[2])
+
+
+def _product_norm(
+    kernel: str, a: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, x: Tensor, v: Tensor, inputs: int
+) -> Tensor:
+    (groups, rows, k), n = a.shape, len(weight)
+    t = tile(kernel, n, k)
+    tiles = triton.cdiv(rows, t.rows)
+    y = a.new_empty(groups, rows, n)
+    product_norm_kernel[(groups * tiles * (n // t.columns),)](
+        a, weight, scale, shift, x, v, y, rows, tiles, n, k, inputs, t.rows, t.columns, t.inner, rows % t.rows == 0,
+        num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+    return y
+
+
+def weight_product(d: Tensor, a: Tensor) -> Tensor:
+    """d^T a of each group: [groups, outputs, inputs]."""
+    (groups, rows, n), c = d.shape, a.shape[2]
+    if n * c >= LARGE:
+        return torch.bmm(d.transpose(1, 2), a, out_dtype=torch.float32)
+    t = tile("weight_product", n, c)  # rows are the product's inner columns
+    tiles, width = triton.cdiv(rows, t.inner), min(t.columns, c)
+    height = min(t.rows, n)
+    blocks = (n // height) * (c // width)
+    parts = _parts(groups * blocks, tiles)
+    sums = _floats(d, groups, parts, n, c)
+    weight_product_kernel[(groups * parts * blocks,)](
+        d, a, sums, rows, tiles, parts, n, c, t.inner, height, width, rows % t.inner == 0,
+        num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+    return _sum_parts(sums)
+
+
+def widened_gradient(
+    product: Tensor, sums: Tensor, weight: Tensor, scatter: Scatter, weight_scatter: Tensor, normed: Normed,
+    rows: int, shared: SharedStatistics | None = None,
+) -> tuple[NormGradient, WidenedGradient]:  # fmt: skip
+    """The gradients of a norm behind a widening product, and of the product, by d^T a and the sums of d."""
+    if shared is not None:
+        return gram.widened_gradient(product, sums, weight, scatter, weight_scatter, normed, rows, shared)
+    groups, n, c = product.shape
+    d_weight, d_gamma, d_beta = _floats(product, n, c), _floats(product, n), _floats(product, n)
+    scaled, weighted = torch.empty_like(product, dtype=weight.dtype), torch.empty_like(product)
+    constants = torch.empty_like(sums)
+    widened_gradient_kernel[(n // 4,)](
+        product, sums, weight, scatter.mean, weight_scatter, normed.mean, normed.inverse, normed.scale, d_weight,
+        scaled, weighted, constants, d_gamma, d_beta, rows, groups, n, c, 4, 64, num_warps=4,
+    )  # fmt: skip
+    own = weight.float()
+    q = torch.matmul(own.t(), weighted).to(weight.dtype)
+    return NormGradient(d_gamma, d_beta), WidenedGradient(d_weight, scaled, q, constants @ own)
+
+
+def input_gradient(d: Tensor, a: Tensor, gradient: WidenedGradient) -> Tensor:
+    """d A + a Q + c."""
+    return _input_gradient("input_gradient", d, a, gradient, a)[0]
+
+
+def input_gradient_masked(d: Tensor, a: Tensor, gradient: WidenedGradient, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """z = d A + a Q + c where a > 0; with the sums of z and of z x over the rows of each group."""
+    z, parts = _input_gradient("input_gradient_masked", d, a, gradient, x)
+    sums = _sum_parts(parts)
+    return z, sums[:, 0], sums[:, 1]
+
+
+def _input_gradient(
+    kernel: str, d: Tensor, a: Tensor, gradient: WidenedGradient, x: Tensor
+) -> tuple[Tensor, Tensor]:
+    (groups, rows, k), n = d.shape, a.shape[2]
+    t, summed = tile(kernel, n, k), kernel == "input_gradient_masked"
+    tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
+    parts = _parts(groups * blocks, tiles) if summed else tiles
+    z, sums = torch.empty_like(a), _floats(a, groups, parts, 2, n) if summed else gradient.c
+    input_gradient_kernel[(groups * parts * blocks,)](
+        d, gradient.a, a, gradient.q, gradient.c, x, z, sums, rows, tiles, parts, n, k, summed,
+        t.rows, t.columns, t.inner, rows % t.rows == 0, num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+    return z, sums
+
+
+def input_gradient_added(d: Tensor, weight: Tensor, added: Tensor, x: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    """z = d W + added where x > 0, and its sums over the rows of each group; see the twin."""
+    (groups, rows, k), n = d.shape, x.shape[2]
+    t = tile("input_gradient_added", n, k)
+    tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
+    parts = _parts(groups * blocks, tiles)
+    z, sums = torch.empty_like(x), _floats(x, groups, parts, n)
+    input_gradient_added_kernel[(groups * parts * blocks,)](
+        d, weight, added, x, z, sums, rows, tiles, parts, side, n, k, added.shape[1] != rows,
+        t.rows, t.columns, t.inner, rows % t.rows == 0, num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+    return z, _sum_parts(sums)
+
+
+def _parts(others: int, tiles: int, programs: int = PROGRAMS) -> int:
+    """Into how many parts the tiles of a group are cut, so that with so many other programs there are enough."""
+    return max(1, min(tiles, programs // others))
+
+
+def _floats(like: Tensor, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=like.device)
+
+
+def _sum_parts(parts: Tensor) -> Tensor:
+    """The sum over the second axis."""
+    groups, count, *shape = parts.shape
+    out = _floats(parts, groups, *shape)
+    n = out.numel() // groups
+    width = 16 if n <= 4096 else 64
+    sum_parts_kernel[(triton.cdiv(n, width), groups)](parts, out, count, n, 64, width, num_warps=4)
+    return out
