@@ -150,8 +150,8 @@ def test_identifiers_are_read_as_words(identifier: str, words: set[str]) -> None
     assert words_of(identifier) == words
 
 
-PROTOCOLS = ("cli.py", "worker.py", "command/", "data/index/formats/")
-"""Modules that define the same names on purpose: verbs, and formats of one protocol."""
+PROTOCOLS = ("cli.py", "worker.py", "command/", "data/index/formats/", "model/kernels/rows")
+"""Modules that define the same names on purpose: verbs, formats of one protocol, and kernels and their plain twins."""
 
 
 def exports_of(path: Path) -> Iterator[str]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,6 +12,7 @@ from paceline import keyed
 from paceline.model.batch import Batch, Chain
 from paceline.model.norm import BatchNormAct, GroupNormAct, NormAct, Statistics
 from paceline.settings.model import Activation
+from replicas_made import Circle, in_threads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -210,57 +208,6 @@ def test_a_network_without_batch_norm_keeps_no_statistics() -> None:
     statistics = Statistics(nn.Sequential(NormAct(3), GroupNormAct(4, 2, 1e-5)), passes=2, groups=1)
     assert statistics.width == statistics.pass_rows(1).numel() == 0
     statistics.update(statistics.collect(), 0, GOOD)
-
-
-def in_threads(count: int, work: Callable[[int], None]) -> None:
-    """Run `work(replica)` side by side, as replicas do."""
-    faults: list[BaseException] = []
-
-    def guarded(replica: int) -> None:
-        try:
-            work(replica)
-        except BaseException as fault:
-            faults.append(fault)
-            raise
-
-    threads = [threading.Thread(target=guarded, args=(replica,)) for replica in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not faults
-
-
-class Circle:
-    """Neighbors that are threads: what each brings is put together when all have come."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.barrier = threading.Barrier(count, timeout=30)
-        self.brought: list[Tensor] = [torch.empty(0)] * count
-
-    def seat(self, replica: int) -> Seat:
-        return Seat(self, replica)
-
-    def bring(self, replica: int, values: Tensor) -> Tensor:
-        self.brought[replica] = values.clone()
-        self.barrier.wait()
-        everyone = torch.stack(self.brought)
-        self.barrier.wait()
-        return everyone
-
-
-class Seat:
-    """One replica's place in a circle."""
-
-    def __init__(self, circle: Circle, replica: int) -> None:
-        self.circle, self.replica, self.count = circle, replica, circle.count
-
-    def all_gather(self, values: Tensor) -> Tensor:
-        return self.circle.bring(self.replica, values)
-
-    def all_reduce(self, values: Tensor) -> Tensor:
-        return self.circle.bring(self.replica, values).sum(0)
 
 
 @pytest.mark.parametrize("count", [2, 3])

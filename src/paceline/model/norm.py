@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from paceline import keyed
 from paceline.model.batch import Batch, Layer
+from paceline.model.kernels.norm import fused_norm_act
 from paceline.settings.model import Activation
 
 ACTIVATIONS: dict[Activation | None, Callable[[Tensor], Tensor]] = {
@@ -47,6 +48,9 @@ class NormAct(Layer):
 
     This one only scales and shifts (norm: none).
     """
+
+    fused: bool = False
+    """Whether a training pass takes the fused form, where there is one."""
 
     def __init__(self, channels: int, activation: Activation | None = "relu", role: Role = "plain") -> None:
         super().__init__()
@@ -155,6 +159,13 @@ class BatchNormAct(NormAct):
         channels = len(self.weight)
         middle = self.offset + channels
         return rows[:, self.offset : middle], rows[:, middle : middle + channels]
+
+    def forward(
+        self, x: Tensor, batch: Batch | None, shortcut: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        if self.fused and batch is not None and not torch.compiler.is_compiling():
+            return fused_norm_act(self, x, batch, shortcut, mask)
+        return super().forward(x, batch, shortcut, mask)
 
     def normalize(self, x: Tensor, batch: Batch | None) -> Tensor:
         if batch is None:

@@ -34,15 +34,15 @@ def gradient_sums(
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """The sums over rows of mask * dz and of mask * dz * x, dz the gradient before the activation; and dz itself.
 
-    Only a shortcut needs dz, whose gradient it is: without one it is None. `out` is what `scale_shift` gave, and spares
-    ReLU and ReLU6 the arithmetic.
+    Only a shortcut needs dz, whose gradient it is: without one it is None. `out`, what `scale_shift` gave with a
+    shortcut, is enough in its place for ReLU and ReLU6.
     """
     d = _wide(dy)
     if activation in ("relu", "relu6") and out is not None:
         d = d * _slope(_wide(out), activation)
     elif activation is not None:
         d = d * _slope(_before_activation(x, scale, shift, shortcut, mask), activation)
-    dz = None if shortcut is None else dy if activation is None else d.to(x.dtype)
+    dz = None if shortcut is out is None else dy if activation is None else d.to(x.dtype)
     # What comes after reads dz as it is stored, so the sums are of just that.
     d = _masked(d if dz is None else _wide(dz), mask)
     return d.sum(1, dtype=torch.float64), (d * _wide(x)).sum(1, dtype=torch.float64), dz
@@ -82,7 +82,7 @@ def backward_constants(
     a = weight * inverse
     b = -a * inverse * normal_sums / count
     c = -a * sums / count - b * mean
-    return a, b, c, normal_sums.sum(0).to(weight.dtype), sums.sum(0).to(weight.dtype)
+    return a, b.to(a.dtype), c.to(a.dtype), normal_sums.sum(0).to(weight.dtype), sums.sum(0).to(weight.dtype)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -1,0 +1,105 @@
+"""Batch norm, mask, shortcut and activation of a training pass as one fused form that keeps little for the backward."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from paceline.model.kernels import rows
+
+if TYPE_CHECKING:
+    from paceline.model.batch import Batch
+    from paceline.model.norm import BatchNormAct, SharedStatistics
+
+
+def rows_for(x: Tensor) -> ModuleType:
+    """The functions of `rows` that suit a tensor: Triton's on CUDA, else the plain ones."""
+    if not x.is_cuda or x.dtype == torch.float64:
+        return rows
+    from paceline.model.kernels import rows_triton  # noqa: PLC0415 - Triton comes with torch for CUDA only
+
+    return rows_triton
+
+
+def as_rows(images: Tensor, groups: int) -> Tensor:
+    """Images as [groups, rows, channels], without a copy if they lie in channels-last order."""
+    return images.permute(0, 2, 3, 1).contiguous().view(groups, -1, images.shape[1])
+
+
+def as_images(values: Tensor, shape: torch.Size) -> Tensor:
+    """Rows as images of this shape, in channels-last order and without a copy."""
+    count, channels, height, width = shape
+    return values.view(count, height, width, channels).permute(0, 3, 1, 2)
+
+
+def fused_norm_act(norm: BatchNormAct, x: Tensor, batch: Batch, shortcut: Tensor | None, mask: Tensor | None) -> Tensor:
+    """What a batch norm does to a micro-batch in training, in channels-last order."""
+    slots = norm.columns(batch.statistics)
+    y = FusedBatchNorm.apply(x, norm.weight, norm.bias, shortcut, mask, slots, norm)  # type: ignore[no-untyped-call]
+    assert isinstance(y, Tensor)
+    return y
+
+
+class FusedBatchNorm(torch.autograd.Function):
+    """act(batch_norm(x) * mask + shortcut) over the norm groups of a pass; statistics go to the slots of the groups.
+
+    Of the data it keeps x, and where there is a shortcut what tells the slope of the activation: the output for ReLU
+    and ReLU6, the shortcut itself for the others.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, mask: Tensor | None,
+        slots: tuple[Tensor, Tensor], norm: BatchNormAct,
+    ) -> Tensor:  # fmt: skip
+        kernels, groups, shared = rows_for(x), len(slots[0]), norm.shared
+        assert shared is None or groups == 1, "a norm group across replicas is all that a pass has"
+        data, beside = as_rows(x, groups), None if shortcut is None else as_rows(shortcut, groups)
+        factors = None if mask is None else mask.reshape(groups, -1).contiguous()
+        mean, var = kernels.moments(data)
+        if shared is not None:
+            mean, var = _over_replicas(mean, var, shared)
+        replicas = 1 if shared is None else shared.count
+        count = replicas * data.shape[1]
+        inverse, scale, shift = kernels.forward_constants(mean, var, weight, bias, norm.epsilon, count, slots, replicas)
+        y = kernels.scale_shift(data, scale, shift, norm.activation, beside, factors)
+        out = as_images(y, x.shape).data  # no view of y for autograd, which lets nobody change such outputs in place
+        told = norm.activation in ("relu", "relu6")
+        ctx.save_for_backward(
+            data, weight,
+            beside if norm.activation is not None and not told else None, out if beside is not None and told else None,
+            factors, mean, inverse, scale, shift,
+        )  # fmt: skip
+        ctx.count, ctx.shared, ctx.activation = count, shared, norm.activation
+        ctx.shortcut_type = None if shortcut is None else shortcut.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, weight, shortcut, out, mask, mean, inverse, scale, shift = ctx.saved_tensors
+        kernels, shape, activation = rows_for(x), gradients[0].shape, ctx.activation
+        d, out = as_rows(gradients[0], len(x)), None if out is None else as_rows(out, len(x))
+        sums, moments, dz = kernels.gradient_sums(d, x, scale, shift, activation, shortcut, mask, out)
+        a, b, c, dweight, dbias = kernels.backward_constants(sums, moments, mean, inverse, weight, ctx.count)
+        if ctx.shared is not None:
+            # Weight and bias have this replica's own gradients, the images those of the whole group.
+            sums, moments = ctx.shared.all_reduce(torch.stack([sums, moments]))
+            a, b, c, _, _ = kernels.backward_constants(sums, moments, mean, inverse, weight, ctx.count)
+        if dz is not None:
+            d, activation = dz, None
+        dx = dshortcut = None
+        if ctx.needs_input_grad[0]:
+            dx = as_images(kernels.norm_gradient(d, x, scale, shift, a, b, c, activation, mask), shape)
+        if ctx.needs_input_grad[3]:
+            dshortcut = as_images(d, shape).to(ctx.shortcut_type)
+        return dx, dweight, dbias, dshortcut, None, None, None
+
+
+def _over_replicas(mean: Tensor, var: Tensor, shared: SharedStatistics) -> tuple[Tensor, Tensor]:
+    """The mean and variance of a group from those of its equal parts on several replicas."""
+    means, variances = shared.all_gather(torch.stack([mean, var])).unbind(1)
+    mean = means.mean(0)
+    return mean, variances.mean(0) + (means - mean).square().mean(0)
