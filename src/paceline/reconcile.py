@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 
 from paceline.errors import PlanError
@@ -194,6 +195,8 @@ def _resolve(
         "device": device,
         "precision": precision,
         "weights": _weights(asked.weights, precision, device),
+        "kernels": _kernels(asked, device, precision),
+        "graphs": _graphs(asked, device, replicas),
         "replicas": replicas,
         "micro_batch": micro_batch,
         "data_on_device": _is_small(recipe, data) if asked.data_on_device == "auto" else asked.data_on_device,
@@ -242,6 +245,24 @@ def _weights(asked: str, precision: str, device: str) -> str:
             f"{' or '.join(_WEIGHTS[precision])}; write on.precision={asked}, or leave on.weights out"
         )
     return _WEIGHTS[precision][0] if asked == "auto" else asked
+
+
+def _kernels(asked: Placement, device: str, precision: str) -> str:
+    if asked.kernels == "fused" and asked.compile:
+        raise PlanError("on.kernels=fused and on.compile=true both fuse the network; leave one of them out")
+    if asked.kernels != "auto":
+        return asked.kernels
+    there = importlib.util.find_spec("triton") is not None
+    return "fused" if device == "cuda" and precision in ("bf16", "fp16") and there and not asked.compile else "plain"
+
+
+def _graphs(asked: Placement, device: str, replicas: int) -> bool:
+    possible = device == "cuda" and replicas == 1 and not asked.compile
+    if asked.graphs is True and not possible:
+        why = "on.compile is true" if asked.compile else f"{replicas} replicas exchange gradients in it"
+        why = f"on.device is {device}" if device != "cuda" else why
+        raise PlanError(f"on.graphs=true records a step of one replica on a CUDA device, and {why}; leave it out")
+    return possible and asked.graphs is not False
 
 
 def _is_small(recipe: Recipe, data: Data) -> bool:

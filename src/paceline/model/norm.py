@@ -271,6 +271,7 @@ class Statistics:
         self._momenta = torch.cat([torch.full_like(values, norm.momentum) for norm, values in pairs] or nothing)
         self._pending = self._running.new_zeros(passes * groups, offset)
         self._passes: tuple[Tensor, ...] = self._pending.split(groups)
+        self._aside: tuple[Tensor, ...] = torch.zeros_like(self._pending).split(groups)
         self._widths = [len(values) for _, values in pairs]
         for norm in self.norms:
             (norm.running_mean,), (norm.running_var,) = norm.columns(self._running[None])
@@ -283,6 +284,15 @@ class Statistics:
         """Views of these rows for each norm and norm group; one call cuts a row, not two calls for each norm."""
         rows = [row.split(self._widths) for row in self._passes[index].unbind()]
         return tuple(tuple((row[at], row[at + 1]) for row in rows) for at in range(0, len(self._widths), 2))
+
+    def put_aside(self, index: int) -> None:
+        """Keep what this pass has written to the rows of pass 1, which serve every pass but the first in turn."""
+        self._aside[index].copy_(self._passes[1])
+
+    def put_back(self, passes: int) -> None:
+        """Let the rows of the later passes of a step be what was put aside."""
+        for index in range(1, passes):
+            self._passes[index].copy_(self._aside[index])
 
     def collect(self) -> Tensor:
         """This replica's sums over the norm groups of the step, in one row."""

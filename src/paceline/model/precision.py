@@ -28,6 +28,11 @@ def autocast(plan: Plan, device: torch.device) -> AbstractContextManager[object]
     return torch.autocast(device.type, _half_dtype(plan), enabled=plan.placement.precision in ("bf16", "fp16"))
 
 
+def compute_dtype(plan: Plan) -> torch.dtype:
+    """The type in which convolutions and dense layers compute."""
+    return _half_dtype(plan) if plan.placement.precision in ("bf16", "fp16") else float_dtype(plan)
+
+
 def _halve_weights(network: Network, plan: Plan) -> None:
     """Hold the weights of convolutions and dense layers in 16 bits; their gradients still add up in 32."""
     for layer in network.modules():

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.model.batch import Batch, Layer
+from paceline.model.kernels.bottleneck import fused_bottleneck, pays
 from paceline.model.layers import ConvNorm, Head, MakeNorm, conv
 from paceline.model.tables import BASIC, DEPTHS, cifar_depths
 from paceline.settings.model import CifarResNet, CifarResNeXt, ResNet, ResNeXt
@@ -34,6 +35,9 @@ class ResidualShape:
 
 class ResidualUnit(Layer):
     """Two 3x3 convolutions, or a bottleneck of 1x1, 3x3 and 1x1, beside a shortcut."""
+
+    fused: bool = False
+    """Whether a training pass takes the fused form of a bottleneck, where norm groups have rows enough."""
 
     def __init__(
         self, inputs: int, width: int, stride: int, shape: ResidualShape, make_norm: MakeNorm, project: bool = False
@@ -63,6 +67,8 @@ class ResidualUnit(Layer):
             self.projection_norm = make_norm(outputs, None, "projection")
 
     def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
+        if self.fused and batch is not None and pays(self, len(x) // len(batch.statistics), x.shape[2]):
+            return fused_bottleneck(self, x, batch)
         shortcut = x
         if self.projects:
             shortcut = self.projection_norm(self.projection(x), batch)

@@ -15,11 +15,12 @@ from paceline.device import float_dtype
 from paceline.model.batch import Batch
 from paceline.model.dropout import DropoutMasks
 from paceline.model.exchange import GradientBuckets
+from paceline.model.forms import StepWeights, fuse
 from paceline.model.loss import make_loss
 from paceline.model.metrics import TRAIN_SUMS, EvaluationSums, evaluation_sums
 from paceline.model.network import Network, mirrored_scores, recomputing
 from paceline.model.norm import Statistics
-from paceline.model.precision import autocast, network_on_device
+from paceline.model.precision import autocast, compute_dtype, network_on_device
 from paceline.planning import Plan
 from paceline.world import World
 
@@ -30,6 +31,8 @@ class Whole:
     def __init__(self, plan: Plan, world: World) -> None:
         self.plan, self.device, self.dtype = plan, world.device, float_dtype(plan)
         self.module = network_on_device(plan, world.device)
+        self.forms = fuse(self.module, plan)
+        """The form in which each block is computed."""
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.statistics = Statistics(self.module, plan.rounds, plan.norm_groups, world.subgroup(plan.norm_replicas))
         self.masks = DropoutMasks(self.module, plan.recipe.seed, self.dtype)
@@ -37,6 +40,7 @@ class Whole:
         self._forward = _placed_forward(self.module, plan)
         self._head_loss = make_loss(plan.recipe.loss, plan.facts.classes)
         self._buckets = GradientBuckets(self.parameters, world, self.dtype)
+        self._step_weights = StepWeights(self.module, compute_dtype(plan))
         self._one = torch.ones((), device=world.device)
 
     def prepare(self, batch: MicroBatch) -> MicroBatch:
@@ -44,15 +48,20 @@ class Whole:
         assert batch.draws is not None
         return replace(batch, images=self.augment.prepare(batch.images, batch.draws))
 
-    def forward_backward(self, batches: list[MicroBatch], loss_scale: Tensor | None = None) -> Tensor:
-        """Train on this replica's micro-batches: gradients times the loss scale add up, and TRAIN_SUMS come back."""
+    def forward_backward(
+        self, batches: list[MicroBatch], loss_scale: Tensor | None = None, begin: int = 0
+    ) -> Tensor:
+        """Train on this replica's micro-batches: gradients times the loss scale add up, and TRAIN_SUMS come back.
+
+        `begin` is the number of the first of them in the step; gradients of those before it are there already.
+        """
         losses: list[Tensor] = []
         hits: list[Tensor] = []
-        if not self.module.training:
-            self.module.train()
-        for index, batch in enumerate(batches):
+        if begin == 0:
+            self._begin()
+        for index, batch in enumerate(batches, begin):
             images, labels, weights = self._mixed(batch)
-            with self._buckets.micro_batch(last=index == len(batches) - 1):
+            with self._buckets.micro_batch(last=index == begin + len(batches) - 1):
                 heads = self._class_scores(images, self._pass(index, batch))
                 loss = self._loss(heads, labels, weights)
                 (loss if loss_scale is None else loss * loss_scale).backward()
@@ -65,8 +74,7 @@ class Whole:
     @torch.no_grad()
     def forward_statistics(self, batches: list[MicroBatch]) -> None:
         """Run the forward passes of training for nothing but the statistics of their norm groups."""
-        if not self.module.training:
-            self.module.train()
+        self._begin()
         for index, batch in enumerate(batches):
             self._class_scores(self._mixed(batch)[0], self._pass(index, batch))
 
@@ -106,6 +114,12 @@ class Whole:
     def evaluation_sums(self, batch: MicroBatch) -> EvaluationSums:
         """Sums over the real images of a validation batch."""
         return evaluation_sums(self.scores(self.augment.normalize(batch.images)), batch.labels, batch.count)
+
+    def _begin(self) -> None:
+        """Make the network ready for the forward passes of a training step."""
+        if not self.module.training:
+            self.module.train()
+        self._step_weights.refresh()
 
     def _mixed(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Augmented and mixed images, their labels, and the weights of the labels where an image has several."""

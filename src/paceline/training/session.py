@@ -17,6 +17,7 @@ from paceline.launch import Launch
 from paceline.planning import Plan
 from paceline.record import Mode, Run
 from paceline.settings.placement import Placement
+from paceline.training.graphs import StepGraphs
 from paceline.training.requests import Requests, Signals
 from paceline.training.state import State, build_state
 from paceline.world import World, init_world
@@ -56,6 +57,11 @@ class Session:
     def inputs(self) -> StepInputs:
         """What the host sets for each step."""
         return StepInputs(self.world.device)
+
+    @cached_property
+    def graphs(self) -> StepGraphs | None:
+        """Recorded steps, if the placement has them."""
+        return StepGraphs(self) if self.plan.placement.graphs else None
 
     @cached_property
     def loader(self) -> Loader:

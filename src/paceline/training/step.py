@@ -12,7 +12,9 @@ from paceline.training.session import Session
 def take_step(session: Session, batches: list[MicroBatch]) -> None:
     """Take one step over this replica's micro-batches of the global batch."""
     prepared, scale = begin_step(session, batches)
-    end_step(session, device_step(session, prepared, scale))
+    graphs = session.graphs
+    bad = device_step(session, prepared, scale) if graphs is None else graphs.step(prepared, scale)
+    end_step(session, bad)
 
 
 def begin_step(session: Session, batches: list[MicroBatch]) -> tuple[list[MicroBatch], Tensor]:

@@ -113,8 +113,14 @@ class _Bottleneck(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, site: Site, *_parameters: Tensor) -> Tensor:
+        # The small matrices between the products are float32, which autocast would round.
+        with torch.autocast(x.device.type, enabled=False):
+            return _Bottleneck._forward(ctx, x, site)
+
+    @staticmethod
+    def _forward(ctx: Any, x: Tensor, site: Site) -> Tensor:
         unit, groups = site.unit, len(site.batch.statistics)
-        kernels, ops = _kernels(x)
+        kernels, _ = _kernels(x)
         x = x.contiguous(memory_format=torch.channels_last)
         narrow, norm1, norm2, picture = _narrow_forward(unit, to_rows(x, groups), x.shape, site.batch)
         n2, scatter = kernels.relu_scatter(narrow.a2, norm2.scale, norm2.shift)

@@ -1,0 +1,50 @@
+"""Which blocks of a network are computed in a fused form."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from paceline.model.kernels.bottleneck import can_fuse
+from paceline.model.network import Network
+from paceline.model.norm import BatchNormAct
+from paceline.model.resnet import ResidualUnit
+from paceline.planning import Plan
+
+BOTTLENECK, NORMS, PLAIN = "fused bottleneck", "fused norms", "plain"
+
+
+def fuse(network: Network, plan: Plan) -> dict[str, str]:
+    """Give each block the fused form that it can have, if the placement wants them; gives the form of each."""
+    if plan.placement.kernels == "plain":
+        return dict.fromkeys(network._modules, PLAIN)
+    # Matrix products of a fused bottleneck are in 16 bits, or on the CPU in any type.
+    products = plan.placement.precision in ("bf16", "fp16") or plan.placement.device == "cpu"
+    forms = {}
+    for name, block in network.named_children():
+        norms = [module for module in block.modules() if isinstance(module, BatchNormAct)]
+        for norm in norms:
+            norm.fused = True
+        forms[name] = NORMS if norms else PLAIN
+        if products and isinstance(block, ResidualUnit) and can_fuse(block):
+            block.fused = True
+            forms[name] = BOTTLENECK
+    return forms
+
+
+class StepWeights:
+    """16-bit copies of the weights that fused blocks multiply by, made once in a step by one call."""
+
+    def __init__(self, network: Network, dtype: torch.dtype) -> None:
+        units = [module for module in network.modules() if isinstance(module, ResidualUnit) and module.fused]
+        layers = [layer for unit in units for layer in unit.modules() if isinstance(layer, nn.Conv2d)]
+        self._weights: list[Tensor] = [layer.weight.detach() for layer in layers if layer.weight.dtype != dtype]
+        self._copies = [torch.empty_like(weight, dtype=dtype) for weight in self._weights]
+        copies = iter(self._copies)
+        for layer in layers:
+            layer.step_weight = next(copies) if layer.weight.dtype != dtype else layer.weight.detach()  # type: ignore[assignment]
+
+    def refresh(self) -> None:
+        """Copy the weights as they are now."""
+        if self._copies:
+            torch._foreach_copy_(self._copies, self._weights)
