@@ -37,26 +37,30 @@ def factors_of(images: int) -> Tensor:
     return (numbers("mask", images) > -0.6).double() * 1.5
 
 
-def passes(norm: BatchNormAct, x: Tensor, groups: int, shortcut: bool, masked: bool) -> list[Tensor]:
-    """Output, statistics and all gradients of a forward and a backward pass, in the norm's type."""
+def passes(
+    norm: BatchNormAct, x: Tensor, groups: int, shortcut: bool, masked: bool, dtype: torch.dtype | None = None
+) -> list[Tensor]:
+    """Output, statistics and all gradients of a forward and a backward pass; numbers fit into `dtype`, if given."""
     x = x.clone().requires_grad_()
-    beside = numbers("beside", *x.shape).to(x).requires_grad_()
+    beside, dy = (numbers(name, *x.shape).to(dtype or x.dtype).to(x) for name in ("beside", "dy"))
+    beside.requires_grad_()
     statistics = torch.full((groups, 2 * x.shape[1]), 7.0).to(norm.weight)
     y = norm(x, Batch(statistics), beside if shortcut else None, factors_of(len(x)).to(x) if masked else None)
     inputs = [x, norm.weight, norm.bias, *([beside] if shortcut else [])]
-    return [y.detach(), statistics, *torch.autograd.grad(y, inputs, numbers("dy", *x.shape).to(x))]
+    return [y.detach(), statistics, *torch.autograd.grad(y, inputs, dy)]
 
 
 def row_passes(
-    kernels: ModuleType, x: Tensor, activation: Activation | None, shortcut: Tensor | None, mask: Tensor | None
+    kernels: ModuleType,
+    dy: Tensor,
+    x: Tensor,
+    activation: Activation | None,
+    shortcut: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """What each function over rows gives for [groups, rows, channels], one after another."""
     groups, count, channels = x.shape
-    dy, weight, bias = (
-        numbers("dy", *x.shape).to(x),
-        numbers("weight", channels).to(x.device, torch.float32),
-        numbers("bias", channels).to(x.device, torch.float32),
-    )
+    weight, bias = (numbers(name, channels).to(x.device, torch.float32) for name in ("weight", "bias"))
     mean, var = kernels.moments(x)
     statistics = torch.zeros(groups, 2 * channels + 3, device=x.device)
     slots = statistics[:, 1 : channels + 1], statistics[:, channels + 1 : 2 * channels + 1]

@@ -178,9 +178,9 @@ def backward_constants(
     groups, channels = sums.shape
     a, b, c = torch.empty((3, groups, channels), dtype=torch.float32, device=sums.device)
     dweight, dbias = torch.empty((2, channels), dtype=weight.dtype, device=sums.device)
-    programs.backward_constants_of_channels[(-(-channels // 32),)](
+    programs.backward_constants_of_channels[(-(-channels // 16),)](
         sums, moments, mean, inverse, weight, a, dweight, dbias, groups, channels, count,
-        BG=min(32, triton.next_power_of_2(groups)), BC=32, num_warps=4,
+        BG=min(32, triton.next_power_of_2(groups)), BC=16, num_warps=4,
     )  # fmt: skip
     return a, b, c, dweight, dbias
 
