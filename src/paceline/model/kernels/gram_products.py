@@ -64,12 +64,11 @@ def product_moments_kernel(
         at = group.to(tl.int64) * rows + local
         acc = _dot_rows(tl.zeros([BM, BN], tl.float32), x, w, at, inside, cols, K, BK, EVEN)
         o = acc.to(y.dtype.element_ty)
-        to = y + at[:, None] * N + cols[None, :]
         f = o.to(tl.float32)
         if EVEN:
-            tl.store(to, o)
+            tl.store(y + at[:, None] * N + cols[None, :], o)
         else:
-            tl.store(to, o, mask=inside[:, None])
+            tl.store(y + at[:, None] * N + cols[None, :], o, mask=inside[:, None])
             f = tl.where(inside[:, None], f, 0.0)
         if t == p:
             pivot = tl.sum(f, 0) / tl.minimum(BM, rows - t * BM)
@@ -78,10 +77,10 @@ def product_moments_kernel(
             f = tl.where(inside[:, None], f, 0.0)
         s += tl.sum(f, 0)
         q += tl.sum(f * f, 0)
-    to = parts + (group * P + p) * 3 * N + cols
-    tl.store(to, pivot)
-    tl.store(to + N, s)
-    tl.store(to + 2 * N, q)
+    part = parts + (group * P + p) * 3 * N + cols
+    tl.store(part, pivot)
+    tl.store(part + N, s)
+    tl.store(part + 2 * N, q)
 
 
 @triton.jit
@@ -166,10 +165,10 @@ def scatter_kernel(
     to = matrices + ((group * P + p) * BLOCKS * BLOCKS + pair).to(tl.int64) * BC * BC
     tl.store(to + tl.arange(0, BC)[:, None] * BC + tl.arange(0, BC)[None, :], acc)
     if i == j:
-        to = parts + (group * P + p) * 3 * C + ci
-        tl.store(to, pi)
-        tl.store(to + C, s)
-        tl.store(to + 2 * C, s)
+        part = parts + (group * P + p) * 3 * C + ci
+        tl.store(part, pi)
+        tl.store(part + C, s)
+        tl.store(part + 2 * C, s)
 
 
 @triton.jit
@@ -306,9 +305,9 @@ def input_gradient_kernel(
             o = acc.to(z.dtype.element_ty)
         tl.store(z + off, o, mask=inside[:, None])
     if MASKED:
-        to = parts + (group * P + p) * 2 * N + cols
-        tl.store(to, s)
-        tl.store(to + N, q)
+        part = parts + (group * P + p) * 2 * N + cols
+        tl.store(part, s)
+        tl.store(part + N, q)
 
 
 @triton.jit

@@ -1,7 +1,14 @@
-"""The tiles of matrix kernels: how many rows, columns and inner columns a program takes at a time, by kernel and shape."""
+"""The tiles of matrix kernels: how many rows, columns and inner columns a program takes at a time, by kernel and shape.
+
+tiles.json holds the fastest ones on an H200, which benchmarks/tune_kernels.py measures. There is no tuning in a run, so
+that it starts at once and the same shapes give the same bits.
+"""
 
 from __future__ import annotations
 
+import json
+from functools import cache
+from importlib.resources import files
 from typing import NamedTuple
 
 
@@ -15,11 +22,15 @@ class Tile(NamedTuple):
     stages: int
 
 
-MEASURED: dict[tuple[str, int, int], Tile] = {}
-"""The fastest tile on an H200 for a kernel, its columns and its inner columns."""
+@cache
+def measured() -> dict[str, Tile]:
+    """The measured tiles, by kernel, columns and inner columns, such as product_norm 256 64."""
+    text = files("paceline.model.kernels").joinpath("tiles.json").read_text()
+    return {name: Tile(*numbers) for name, numbers in json.loads(text).items()}
 
 
 def tile(kernel: str, columns: int, inner: int) -> Tile:
     """The tile for a shape: the measured one, or one that does well for most."""
-    measured = MEASURED.get((kernel, columns, inner))
-    return measured or Tile(128, min(128, columns), 64, 8 if columns >= 128 else 4, 3)
+    widest = 128 if columns % 128 == 0 else 64
+    default = Tile(128, widest, 64, 8 if widest == 128 else 4, 3)
+    return measured().get(f"{kernel} {columns} {inner}", default)
