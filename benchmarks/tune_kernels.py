@@ -27,24 +27,26 @@ PAGE = Path(tiles.__file__).with_name("tiles.json")
 PRODUCTS = [
     Tile(*row)
     for row in (
-        (128, 64, 64, 4, 3), (128, 64, 64, 4, 4), (128, 64, 64, 8, 4), (128, 128, 64, 8, 3), (128, 128, 64, 4, 3),
-        (128, 128, 64, 8, 4), (64, 128, 64, 4, 3), (64, 128, 64, 4, 4), (64, 256, 64, 8, 3), (128, 256, 64, 8, 3),
-        (64, 64, 64, 4, 4), (128, 128, 32, 8, 4),
+        (128, 64, 64, 4, 3), (128, 64, 64, 4, 4), (128, 128, 64, 4, 3), (128, 128, 64, 8, 3), (64, 128, 64, 4, 3),
+        (64, 128, 64, 4, 4), (128, 256, 64, 8, 3), (64, 256, 64, 4, 3), (64, 64, 64, 4, 4), (64, 128, 64, 8, 3),
     )
 ]  # fmt: skip
-SCATTERS = [Tile(*row) for row in ((64, 0, 0, 4, 3), (128, 0, 0, 8, 3), (64, 0, 0, 8, 3), (32, 0, 0, 4, 3), (128, 0, 0, 8, 2))]  # fmt: skip
+SCATTERS = [Tile(rows, 0, 0, warps, 3) for rows, warps in ((32, 4), (64, 4), (128, 4), (64, 8), (128, 8))]
 WEIGHTS = [
     Tile(*row)
-    for row in ((128, 64, 64, 4, 4), (128, 128, 64, 8, 3), (256, 64, 64, 8, 3), (128, 64, 128, 8, 3), (64, 64, 128, 4, 3), (128, 128, 64, 8, 4))
+    for row in (
+        (128, 64, 64, 4, 4), (128, 128, 64, 8, 3), (256, 64, 64, 8, 3), (128, 64, 128, 8, 3), (64, 64, 128, 4, 3),
+        (128, 128, 64, 4, 3), (128, 256, 64, 8, 3), (256, 128, 64, 8, 3),
+    )
 ]  # fmt: skip
 Case = tuple[str, int, int, int]
 """A kernel, its columns, its inner columns and its rows."""
 
 
-def cases(batch: int) -> list[Case]:
-    """Every kernel and shape of a step."""
+def cases(batch: int, networks: int = 2) -> list[Case]:
+    """Every kernel and shape of a step of the first so many networks."""
     found: dict[tuple[str, int, int], int] = {}
-    for widths in ((64, 128, 256, 512), (128, 256, 512, 1024)):
+    for widths in ((64, 128, 256, 512), (128, 256, 512, 1024))[:networks]:
         inputs = 64
         for stage, width in enumerate(widths):
             outputs, side = 256 << stage, 56 >> stage
@@ -56,20 +58,20 @@ def cases(batch: int) -> list[Case]:
                 if first:
                     found.setdefault(("product_norm_projected", outputs, width), out)
                     found.setdefault(("input_gradient", source, outputs), out)
-                    found.setdefault(("scatter", source, 0), out)
                     found.setdefault(("weight_product", outputs, source), out)
             found.setdefault(("product_norm", outputs, width), out)
             found.setdefault(("input_gradient_masked", width, outputs), out)
-            found.setdefault(("relu_scatter" if width <= 128 else "scatter", width, 0), out)
+            if width <= gram_triton.WIDEST:
+                found.setdefault(("relu_scatter", width, 0), out)
             found.setdefault(("weight_product", outputs, width), out)
             inputs = outputs
-    return [(*key, rows) for key, rows in found.items() if key[0] != "weight_product" or key[1] * key[2] < gram_triton.LARGE]
+    return [(*key, rows) for key, rows in found.items()]
 
 
 def candidates(case: Case) -> list[Tile]:
     """The tiles worth a try for a case."""
     kernel, columns, inner, _ = case
-    if kernel in ("scatter", "relu_scatter"):
+    if kernel == "relu_scatter":
         return SCATTERS
     if kernel == "weight_product":
         return [t for t in WEIGHTS if columns % min(t.rows, columns) == 0 and inner % min(t.columns, inner) == 0]
@@ -111,15 +113,13 @@ def call(case: Case) -> Callable[[], Any]:
             return lambda: gram_triton.input_gradient_masked(d, a, g, x)
         case _:
             x, s = make(1, rows, n), make(1, n, dtype=wide)
-            if kernel == "scatter":
-                return lambda: gram_triton.row_scatter(x)
             return lambda: gram_triton.relu_scatter(x, s, s)
 
 
 def compile_all(jobs: list[tuple[Case, Tile]]) -> None:
     """Compile kernels into Triton's cache; what does not compile is left out later, too."""
     for case, tile in jobs:
-        gram_triton.tile = lambda *_, tile=tile: tile
+        gram_triton.tile, gram_triton.LARGE = lambda *_, tile=tile: tile, 1 << 62
         try:
             call((*case[:3], 1024))()  # rows do not change the code, as long as the same powers of two divide them
         except Exception as fault:  # noqa: BLE001 - too much shared memory, say
@@ -143,38 +143,54 @@ def time_of(function: Callable[[], Any]) -> float:
     return sorted(times)[2]
 
 
-def best_tiles(batch: int) -> Iterator[tuple[Case, Tile, float, float]]:
-    """For each case the fastest tile, its time, and the time of the default one."""
-    for case in cases(batch):
+def best_tiles(batch: int, networks: int) -> Iterator[tuple[Case, Tile, float]]:
+    """For each case the fastest tile and its time."""
+    for case in cases(batch, networks):
         function, times = call(case), {}
-        default = tiles.Tile(128, 128 if case[1] % 128 == 0 else 64, 64, 8 if case[1] % 128 == 0 else 4, 3)
-        for tile in [default, *candidates(case)]:
+        for tile in candidates(case):
             gram_triton.tile = lambda *_, tile=tile: tile
             try:
                 times[tile] = time_of(function)
             except Exception:  # noqa: BLE001 - as above
                 times[tile] = float("inf")
         tile = min(times, key=lambda tile: times[tile])
-        yield case, tile, times[tile], times[default]
+        yield case, tile, times[tile]
         del function
         torch.cuda.empty_cache()
+
+
+def _by_torch(case: Case) -> str:
+    """What torch's own product takes, where it is the other choice."""
+    kernel, n, k, rows = case
+    if kernel != "weight_product":
+        return ""
+    d, a = (torch.randn(1, rows, size, device="cuda").bfloat16() for size in (n, k))
+    time = time_of(lambda: torch.bmm(d.transpose(1, 2), a, out_dtype=torch.float32))
+    return f", torch {time:.3f} ms"
+
+
+def write(found: dict[str, Tile]) -> None:
+    """Put these tiles in the place of the file's own of the same name."""
+    rows = json.loads(PAGE.read_text()) | {name: list(tile) for name, tile in found.items()}
+    lines = ",\n".join(f'  "{name}": {numbers}' for name, numbers in sorted(rows.items()))
+    PAGE.write_text(f"{{\n{lines}\n}}\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile")
+    parser.add_argument("--networks", type=int, default=2, help="1: ResNet-50 only")
     options = parser.parse_args()
-    jobs = [(case, tile) for case in cases(options.batch) for tile in candidates(case)]
+    jobs = [(case, tile) for case in cases(options.batch, options.networks) for tile in candidates(case)]
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         list(pool.map(compile_all, [jobs[i :: options.jobs] for i in range(options.jobs)]))
     found: dict[str, Tile] = {}
-    for case, tile, time, default in best_tiles(options.batch):
+    gram_triton.LARGE = 1 << 62  # a weight's gradient by our own kernel, whatever its size
+    for case, tile, time in best_tiles(options.batch, options.networks):
         found[" ".join(map(str, case[:3]))] = tile
-        print(f"{case} {tuple(tile)} {time:.3f} ms, default {default:.3f} ms", flush=True)
-    lines = ",\n".join(f'  "{name}": {list(tile)}' for name, tile in sorted(found.items()))
-    PAGE.write_text(f"{{\n{lines}\n}}\n")
-    json.loads(PAGE.read_text())
+        print(f"{case} {tuple(tile)} {time:.3f} ms{_by_torch(case)}", flush=True)
+        write(found)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from paceline.model.kernels.bottleneck import can_fuse
+from paceline.model.kernels.stem import can_fuse_stem
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
-from paceline.model.resnet import ResidualUnit
+from paceline.model.precision import compute_dtype
+from paceline.model.resnet import ResidualUnit, Stem
 from paceline.planning import Plan
 
-BOTTLENECK, NORMS, PLAIN = "fused bottleneck", "fused norms", "plain"
+BOTTLENECK, STEM, NORMS, PLAIN = "fused bottleneck", "fused stem", "fused norms", "plain"
 
 
 def fuse(network: Network, plan: Plan) -> dict[str, str]:
@@ -29,6 +31,9 @@ def fuse(network: Network, plan: Plan) -> dict[str, str]:
         if products and isinstance(block, ResidualUnit) and can_fuse(block):
             block.fused = True
             forms[name] = BOTTLENECK
+        elif products and isinstance(block, Stem) and can_fuse_stem(block):
+            block.fused = compute_dtype(plan)
+            forms[name] = STEM
     return forms
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.model.batch import Batch, Layer
 from paceline.model.kernels.bottleneck import fused_bottleneck, pays
+from paceline.model.kernels.stem import fits_stem, fused_stem
 from paceline.model.layers import ConvNorm, Head, MakeNorm, conv
 from paceline.model.tables import BASIC, DEPTHS, cifar_depths
 from paceline.settings.model import CifarResNet, CifarResNeXt, ResNet, ResNeXt
@@ -86,11 +88,16 @@ class ResidualUnit(Layer):
 class Stem(ConvNorm):
     """The first convolution, with a max-pool where images are large."""
 
+    fused: torch.dtype | None = None
+    """The type in which a training pass computes the fused form, if it takes that."""
+
     def __init__(self, channels: int, outputs: int, large: bool, make_norm: MakeNorm) -> None:
         super().__init__(conv(channels, outputs, 7, 2) if large else conv(channels, outputs, 3), make_norm)
         self.pool = large
 
     def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
+        if self.fused is not None and batch is not None and fits_stem(x):
+            return fused_stem(self, x, batch, self.fused)
         y = super().forward(x, batch)
         return F.max_pool2d(y, 3, 2, 1) if self.pool else y
 

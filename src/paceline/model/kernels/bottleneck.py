@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.model.batch import Batch
-from paceline.model.kernels import gram, rows
-from paceline.model.kernels.gram import NormGradient, Normed, Scatter, WidenedGradient
+from paceline.model.kernels import gram
+from paceline.model.kernels.gram import Scatter, WidenedGradient
+from paceline.model.kernels.norm import Normed, as_images, as_rows, norm_by_moments, norm_gradient_by_sums, rows_for
 from paceline.model.norm import BatchNormAct
+from paceline.settings.model import Activation
 
 if TYPE_CHECKING:
     from paceline.model.resnet import ResidualUnit
@@ -120,15 +122,15 @@ class _Bottleneck(torch.autograd.Function):
     @staticmethod
     def _forward(ctx: Any, x: Tensor, site: Site) -> Tensor:
         unit, groups = site.unit, len(site.batch.statistics)
-        kernels, _ = _kernels(x)
+        kernels = _kernels(x)
         x = x.contiguous(memory_format=torch.channels_last)
-        narrow, norm1, norm2, picture = _narrow_forward(unit, to_rows(x, groups), x.shape, site.batch)
+        narrow, norm1, norm2, picture = _narrow_forward(unit, as_rows(x, groups), x.shape, site.batch)
         n2, scatter = kernels.relu_scatter(narrow.a2, norm2.scale, norm2.shift)
         wide3, norm3 = _widen(unit.conv3, unit.norm3, n2, scatter, site.batch)
         weight3 = compute_weight(unit.conv3, x.dtype).flatten(1)
         saved = [*narrow, *norm1, *norm2, *wide3, *norm3]
         if unit.projects:
-            xs = to_rows(_every(x, unit.stride), groups)
+            xs = as_rows(_every(x, unit.stride), groups)
             wide4, norm4 = _widen(unit.projection, unit.projection_norm, xs, kernels.row_scatter(xs), site.batch)
             weight4 = compute_weight(unit.projection, x.dtype).flatten(1)
             scaled = (norm4.scale[..., None] * weight4).to(x.dtype)
@@ -138,32 +140,32 @@ class _Bottleneck(torch.autograd.Function):
             out = kernels.product_norm(n2, weight3, norm3.scale, norm3.shift, narrow.x)
         ctx.save_for_backward(out, *saved)
         ctx.site, ctx.shape, ctx.shape2 = site, x.shape, picture.shape
-        return from_rows(out, picture.shape)
+        return as_images(out, picture.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         site: Site = ctx.site
         unit, saved = site.unit, ctx.saved_tensors
         out, narrow, norm1, norm2 = saved[0], Narrow(*saved[1:5]), Normed(*saved[5:9]), Normed(*saved[9:13])
-        kernels, ops = _kernels(out)
+        kernels, ops = _kernels(out), rows_for(out)
         dy = gradients[0].contiguous(memory_format=torch.channels_last)
-        d, sums = to_rows(dy, len(out)), site.after.take(dy)
+        d, sums = as_rows(dy, len(out)), site.after.take(dy)
         if sums is None:
             d, sums = kernels.masked(d, out)
 
         wide3, norm3 = Widened(*saved[13:17]), Normed(*saved[17:21])
-        g3, back3 = _widened_backward(unit.conv3, unit.norm3, wide3, norm3, d, sums)
+        *g3, back3 = _widened_backward(unit.conv3, unit.norm3, wide3, norm3, d, sums)
         z, z_sums, z_products = kernels.input_gradient_masked(d, wide3.a, back3, narrow.a2)
-        da2, g2 = _norm_backward(unit.norm2, norm2, z, narrow.a2, z_sums, z_products, None)
+        da2, *g2 = _norm_backward(unit.norm2, norm2, z, narrow.a2, z_sums, z_products, None)
         dn1, d_w2 = _conv2_backward(unit.conv2, da2, narrow.n1, ctx.shape, ctx.shape2)
         s1, p1, _ = ops.gradient_sums(dn1, narrow.a1, norm1.scale, norm1.shift, "relu")
-        da1, g1 = _norm_backward(unit.norm1, norm1, dn1, narrow.a1, s1, p1, "relu")
+        da1, *g1 = _norm_backward(unit.norm1, norm1, dn1, narrow.a1, s1, p1, "relu")
         d_w1 = kernels.weight_product(da1, narrow.x).sum(0)
 
         added, last = d, list[Tensor]()
         if unit.projects:
             wide4, norm4 = Widened(*saved[21:25]), Normed(*saved[25:29])
-            g4, back4 = _widened_backward(unit.projection, unit.projection_norm, wide4, norm4, d, sums)
+            *g4, back4 = _widened_backward(unit.projection, unit.projection_norm, wide4, norm4, d, sums)
             last = [_like(unit.projection.weight, back4.weight), *g4]
             if ctx.needs_input_grad[0]:
                 added = kernels.input_gradient(d, wide4.a, back4)
@@ -171,7 +173,7 @@ class _Bottleneck(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             weight1 = compute_weight(unit.conv1, out.dtype).flatten(1)
             dx_rows, dx_sums = kernels.input_gradient_added(da1, weight1, added, narrow.x, ctx.shape[2])
-            dx = from_rows(dx_rows, ctx.shape)
+            dx = as_images(dx_rows, ctx.shape)
             if site.before is not None:
                 site.before.leave(dx, dx_sums)
         weights = (
@@ -182,23 +184,13 @@ class _Bottleneck(torch.autograd.Function):
         return dx, None, *(t for layer in by_layer for t in layer), *last
 
 
-def _kernels(x: Tensor) -> tuple[ModuleType, ModuleType]:
-    """The products' and the norms' operations for the device of a tensor."""
-    if not x.is_cuda:
-        return gram, rows
-    from paceline.model.kernels import gram_triton, rows_triton
+def _kernels(x: Tensor) -> ModuleType:
+    """The products' operations for the device of a tensor."""
+    if not x.is_cuda or x.dtype == torch.float64:
+        return gram
+    from paceline.model.kernels import gram_triton  # noqa: PLC0415 - Triton comes with torch for CUDA only
 
-    return gram_triton, rows_triton
-
-
-def to_rows(x: Tensor, groups: int) -> Tensor:
-    """Pictures in channels-last order as [groups, rows, channels], without a copy."""
-    return x.permute(0, 2, 3, 1).reshape(groups, -1, x.shape[1])
-
-
-def from_rows(x: Tensor, shape: torch.Size) -> Tensor:
-    """Rows as pictures whose images, rows and columns are as many as in `shape`."""
-    return x.view(shape[0], shape[2], shape[3], x.shape[2]).permute(0, 3, 1, 2)
+    return gram_triton
 
 
 def _every(x: Tensor, stride: int) -> Tensor:
@@ -212,68 +204,53 @@ def _like(parameter: Tensor, gradient: Tensor) -> Tensor:
     return gradient.view(parameter.shape).to(dtype)
 
 
-def _normed(norm: BatchNormAct, mean: Tensor, var: Tensor, own_rows: int, batch: Batch, ops: ModuleType) -> Normed:
+def _normed(norm: BatchNormAct, mean: Tensor, var: Tensor, rows: int, batch: Batch) -> Normed:
     """A norm by this replica's moments of each group, which go to the batch's statistics too."""
-    replicas = 1
-    if norm.shared is not None:
-        everyone = norm.shared.all_gather(torch.stack([mean[0], var[0]]))
-        means, variances = everyone[:, 0], everyone[:, 1]
-        mean = means.mean(0, keepdim=True)
-        var = variances.mean(0, keepdim=True) + (means - mean).square().mean(0, keepdim=True)
-        replicas = norm.shared.count
-    slots = norm.columns(batch.statistics)
-    constants = ops.forward_constants(
-        mean, var, norm.weight, norm.bias, norm.epsilon, own_rows * replicas, slots, replicas
-    )
-    return Normed(mean, *constants)
+    return norm_by_moments(norm, mean, var, rows, norm.columns(batch.statistics))
 
 
 def _norm_backward(
-    norm: BatchNormAct, normed: Normed, d: Tensor, x: Tensor, sums: Tensor, products: Tensor, activation: Any
-) -> tuple[Tensor, NormGradient]:
-    """The gradient before a norm by that behind it, or behind its activation, and the sums of d and of d x."""
-    _, ops = _kernels(x)
-    a, b, c, d_weight, d_bias = ops.backward_constants(
-        sums, products, normed.mean, normed.inverse, norm.weight, x.shape[1]
-    )
-    if norm.shared is not None:
-        total, count = norm.shared.all_reduce(torch.stack([sums, products])), x.shape[1] * norm.shared.count
-        a, b, c, _, _ = ops.backward_constants(*total, normed.mean, normed.inverse, norm.weight, count)
-    dx: Tensor = ops.norm_gradient(d, x, normed.scale, normed.shift, a, b, c, activation)
-    return dx, NormGradient(d_weight, d_bias)
+    norm: BatchNormAct, normed: Normed, d: Tensor, x: Tensor, sums: Tensor, products: Tensor,
+    activation: Activation | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradient before a norm by that behind it, or behind its activation, and the sums of d and of d x; with those
+    of its weight and bias."""
+    g = norm_gradient_by_sums(normed, norm.weight, sums, products, x.shape[1], norm.shared)
+    dx = rows_for(x).norm_gradient(d, x, normed.scale, normed.shift, g.a, g.b, g.c, activation)
+    return dx, g.weight, g.bias
 
 
 def _narrow_forward(
     unit: ResidualUnit, x: Tensor, shape: torch.Size, batch: Batch
 ) -> tuple[Narrow, Normed, Normed, Tensor]:
     """conv1, norm1, ReLU and conv2, with the norm behind that; the picture that conv2 gives comes last."""
-    kernels, ops = _kernels(x)
+    kernels, ops = _kernels(x), rows_for(x)
     a1, moments = kernels.product_moments(x, compute_weight(unit.conv1, x.dtype).flatten(1))
-    norm1 = _normed(unit.norm1, *moments, x.shape[1], batch, ops)
+    norm1 = _normed(unit.norm1, *moments, x.shape[1], batch)
     n1 = ops.scale_shift(a1, norm1.scale, norm1.shift, "relu")
     conv, weight = unit.conv2, compute_weight(unit.conv2, x.dtype)
-    picture = F.conv2d(from_rows(n1, shape), weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
+    picture = F.conv2d(as_images(n1, shape), weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
     picture = picture.contiguous(memory_format=torch.channels_last)
-    a2 = to_rows(picture, len(x))
-    return Narrow(x, a1, n1, a2), norm1, _normed(unit.norm2, *ops.moments(a2), a2.shape[1], batch, ops), picture
+    a2 = as_rows(picture, len(x))
+    return Narrow(x, a1, n1, a2), norm1, _normed(unit.norm2, *ops.moments(a2), a2.shape[1], batch), picture
 
 
 def _widen(
     layer: nn.Conv2d, norm: BatchNormAct, a: Tensor, scatter: Scatter, batch: Batch
 ) -> tuple[Widened, Normed]:
     """The norm of a widening product of rows with this scatter."""
-    kernels, ops = _kernels(a)
+    kernels = _kernels(a)
     weight = compute_weight(layer, a.dtype).flatten(1)
     moments, weight_scatter = kernels.widened_moments(weight, scatter, a.shape[1])
-    return Widened(a, *scatter, weight_scatter), _normed(norm, *moments, a.shape[1], batch, ops)
+    return Widened(a, *scatter, weight_scatter), _normed(norm, *moments, a.shape[1], batch)
 
 
 def _widened_backward(
     layer: nn.Conv2d, norm: BatchNormAct, widened: Widened, normed: Normed, d: Tensor, sums: Tensor
-) -> tuple[NormGradient, WidenedGradient]:
-    """The gradients of a widening product and its norm, by that behind the norm and its sums."""
-    kernels, _ = _kernels(d)
-    gradients: tuple[NormGradient, WidenedGradient] = kernels.widened_gradient(
+) -> tuple[Tensor, Tensor, WidenedGradient]:
+    """The gradients of a norm's weight and bias and of the widening product before it, by that behind the norm."""
+    kernels = _kernels(d)
+    gradients: tuple[Tensor, Tensor, WidenedGradient] = kernels.widened_gradient(
         kernels.weight_product(d, widened.a), sums, compute_weight(layer, d.dtype).flatten(1),
         Scatter(widened.mean, widened.matrix), widened.weight_scatter, normed, d.shape[1], norm.shared,
     )  # fmt: skip
@@ -285,7 +262,7 @@ def _conv2_backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the 3x3 convolution's input rows and weight."""
     dn1, d_weight, _ = torch.ops.aten.convolution_backward(
-        from_rows(d, shape2), from_rows(n1, shape), compute_weight(conv, d.dtype), None, conv.stride, conv.padding,
+        as_images(d, shape2), as_images(n1, shape), compute_weight(conv, d.dtype), None, conv.stride, conv.padding,
         conv.dilation, False, [0, 0], conv.groups, [True, True, False],
     )  # fmt: skip
-    return to_rows(dn1.contiguous(memory_format=torch.channels_last), len(d)), d_weight
+    return as_rows(dn1.contiguous(memory_format=torch.channels_last), len(d)), d_weight

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.model.kernels.norm import Normed
 from paceline.model.norm import SharedStatistics
 
 
@@ -27,23 +28,6 @@ class Scatter(NamedTuple):
 
     mean: Tensor
     matrix: Tensor
-
-
-class Normed(NamedTuple):
-    """What both passes need of a norm: [groups, channels] each."""
-
-    mean: Tensor
-    inverse: Tensor
-    """One over the standard deviation."""
-    scale: Tensor
-    shift: Tensor
-
-
-class NormGradient(NamedTuple):
-    """The gradients of a norm's weight and bias."""
-
-    weight: Tensor
-    bias: Tensor
 
 
 class WidenedGradient(NamedTuple):
@@ -116,8 +100,9 @@ def weight_product(d: Tensor, a: Tensor) -> Tensor:
 def widened_gradient(
     product: Tensor, sums: Tensor, weight: Tensor, scatter: Scatter, weight_scatter: Tensor, normed: Normed,
     rows: int, shared: SharedStatistics | None = None,
-) -> tuple[NormGradient, WidenedGradient]:  # fmt: skip
-    """The gradients of a norm behind a widening product, and of the product, by d^T a and the sums of d.
+) -> tuple[Tensor, Tensor, WidenedGradient]:  # fmt: skip
+    """The gradients of the weight and bias of a norm behind a widening product, and those of the product, by d^T a and
+    the sums of d.
 
     `rows` counts this replica's rows of a group, whose own mean differs from the group's where replicas share it.
     """
@@ -136,10 +121,8 @@ def widened_gradient(
     q = -(own.t() @ (m2[..., None] * scaled))
     c = (normed.scale * (m2 * normed.mean - m1)) @ own
     d_weight = (normed.scale[..., None] * by_rows).sum(0)
-    return (
-        NormGradient((normed.inverse * deviations).sum(0), sums.sum(0)),
-        WidenedGradient(d_weight, scaled.to(weight.dtype), q.to(weight.dtype), c),
-    )
+    widened = WidenedGradient(d_weight, scaled.to(weight.dtype), q.to(weight.dtype), c)
+    return (normed.inverse * deviations).sum(0), sums.sum(0), widened
 
 
 def input_gradient(d: Tensor, a: Tensor, gradient: WidenedGradient) -> Tensor:

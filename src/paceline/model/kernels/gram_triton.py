@@ -8,27 +8,28 @@ import torch
 import triton
 from torch import Tensor
 
-from paceline.model.kernels import gram
-from paceline.model.kernels.gram import Moments, NormGradient, Normed, Scatter, WidenedGradient
-from paceline.model.kernels.gram_algebra import widened_gradient_kernel, widened_moments_kernel
-from paceline.model.kernels.gram_products import (
-    combine_moments_kernel,
-    combine_scatter_kernel,
-    input_gradient_added_kernel,
-    input_gradient_kernel,
-    product_moments_kernel,
-    product_norm_kernel,
-    scatter_kernel,
-    sum_parts_kernel,
-    weight_product_kernel,
+from paceline.model.kernels import gram, rows_triton
+from paceline.model.kernels.gram import Moments, Scatter, WidenedGradient
+from paceline.model.kernels.widened_programs import widened_gradient_program, widened_moments_program
+from paceline.model.kernels.gram_programs import (
+    combine_moments_program,
+    combine_scatter_program,
+    input_gradient_added_program,
+    input_gradient_program,
+    product_moments_program,
+    product_norm_program,
+    scatter_program,
+    sum_parts_program,
+    weight_product_program,
 )
-from paceline.model.kernels.tiles import Tile, tile
+from paceline.model.kernels.norm import Normed
+from paceline.model.kernels.tiles import tile
 from paceline.model.norm import SharedStatistics
 
 PROGRAMS = 132 * 4
 """About how many programs leave a part of a sum each."""
 WIDEST = 128
-"""Columns of a block of a scatter matrix."""
+"""Up to so many channels one program holds a whole scatter matrix."""
 ELEMENTS = 64
 """Numbers of a scatter matrix that one program adds up."""
 LARGE = 1 << 19
@@ -44,20 +45,18 @@ def product_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Moments]:
     tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
     parts = _parts(groups * blocks, tiles)
     y, sums = x.new_empty(groups, rows, n), _floats(x, groups, parts, 3, n)
-    product_moments_kernel[(groups * parts * blocks,)](
+    product_moments_program[(groups * parts * blocks,)](
         x, weight, y, sums, rows, tiles, parts, n, k, t.rows, t.columns, t.inner, rows % t.rows == 0,
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     mean, var = _floats(x, 2, groups, n)
-    combine_moments_kernel[(n // 16, groups)](sums, mean, var, rows, tiles, parts, n, t.rows, 64, 16, num_warps=4)
+    combine_moments_program[(n // 16, groups)](sums, mean, var, rows, tiles, parts, n, t.rows, 64, 16, num_warps=4)
     return y, Moments(mean, var)
 
 
 def relu_scatter(x: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Scatter]:
     """relu(x scale + shift), and the scatter of that."""
-    if x.shape[2] > 128:
-        from paceline.model.kernels import rows_triton
-
+    if x.shape[2] > WIDEST:
         y = rows_triton.scale_shift(x, scale, shift, "relu")
         return y, row_scatter(y)
     y = torch.empty_like(x)
@@ -66,29 +65,41 @@ def relu_scatter(x: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Scatt
 
 def row_scatter(x: Tensor) -> Scatter:
     """The scatter of rows."""
-    return _scatter(x, x, None, None)
+    return _scatter_by_product(x) if x.shape[2] > WIDEST else _scatter(x, x, None, None)
+
+
+def _scatter_by_product(x: Tensor) -> Scatter:
+    """The scatter of rows of many channels by torch's own product.
+
+    It is taken around the mean of a few rows: what is left of 16 bits loses nothing that a sum of many rows would show.
+    """
+    groups, rows, channels = x.shape
+    pivot = x[:, :: max(1, rows // 256)].float().mean(1).to(x.dtype)
+    around = rows_triton.scale_shift(x, _floats(x, groups, channels).fill_(1), -pivot.float(), None)
+    mean, _ = rows_triton.moments(around)
+    product = torch.bmm(around.transpose(1, 2), around, out_dtype=torch.float32)
+    matrix = torch.baddbmm(product.double(), mean[:, :, None] * -rows, mean[:, None, :]).float()
+    return Scatter((mean + pivot.double()).float(), matrix)
 
 
 def _scatter(x: Tensor, y: Tensor, scale: Tensor | None, shift: Tensor | None) -> Scatter:
     groups, rows, channels = x.shape
-    width = WIDEST if channels % WIDEST == 0 else 64
-    pairs = (channels // width) ** 2
-    t = tile("scatter", channels, 0) if channels > width else tile("relu_scatter", channels, 0)
+    t = tile("relu_scatter", channels, 0)
     tiles = triton.cdiv(rows, t.rows)
-    parts = _parts(groups * pairs, tiles, PROGRAMS // 2)
-    sums, matrices = _floats(x, groups, parts, 3, channels), _floats(x, groups, parts, pairs, width, width)
+    parts = _parts(groups, tiles, PROGRAMS // 2)
+    sums, matrices = _floats(x, groups, parts, 3, channels), _floats(x, groups, parts, channels, channels)
     apply = scale is not None
-    scatter_kernel[(groups * parts * pairs,)](
-        x, y, scale if apply else x, shift if apply else x, sums, matrices, rows, tiles, parts, channels, width, t.rows,
-        apply, num_warps=t.warps, num_stages=t.stages,
+    scatter_program[(groups * parts,)](
+        x, y, scale if apply else x, shift if apply else x, sums, matrices, rows, tiles, parts, channels, t.rows, apply,
+        num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     mean, unused = _floats(x, 2, groups, channels)
-    combine_moments_kernel[(channels // 16, groups)](
+    combine_moments_program[(channels // 16, groups)](
         sums, mean, unused, rows, tiles, parts, channels, t.rows, 64, 16, num_warps=4
     )
     matrix = _floats(x, groups, channels, channels)
-    combine_scatter_kernel[(width * width // ELEMENTS, pairs, groups)](
-        sums, matrices, mean, matrix, rows, tiles, parts, channels, width, t.rows, 32, ELEMENTS, num_warps=4
+    combine_scatter_program[(channels * channels // ELEMENTS, groups)](
+        sums, matrices, mean, matrix, rows, tiles, parts, channels, t.rows, 32, ELEMENTS, num_warps=4
     )
     return Scatter(mean, matrix)
 
@@ -98,7 +109,7 @@ def widened_moments(weight: Tensor, scatter: Scatter, rows: int) -> tuple[Moment
     (groups, channels), n = scatter.mean.shape, len(weight)
     weight_scatter = torch.matmul(weight.float(), scatter.matrix)
     mean, var = _floats(weight, 2, groups, n)
-    widened_moments_kernel[(n // 8, groups)](
+    widened_moments_program[(n // 8, groups)](
         weight, weight_scatter, scatter.mean, mean, var, rows, n, channels, 8, 64, num_warps=4
     )
     return Moments(mean, var), weight_scatter
@@ -123,7 +134,7 @@ def _product_norm(
     t = tile(kernel, n, k)
     tiles = triton.cdiv(rows, t.rows)
     y = a.new_empty(groups, rows, n)
-    product_norm_kernel[(groups * tiles * (n // t.columns),)](
+    product_norm_program[(groups * tiles * (n // t.columns),)](
         a, weight, scale, shift, x, v, y, rows, tiles, n, k, inputs, t.rows, t.columns, t.inner, rows % t.rows == 0,
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
@@ -141,7 +152,7 @@ def weight_product(d: Tensor, a: Tensor) -> Tensor:
     blocks = (n // height) * (c // width)
     parts = _parts(groups * blocks, tiles)
     sums = _floats(d, groups, parts, n, c)
-    weight_product_kernel[(groups * parts * blocks,)](
+    weight_product_program[(groups * parts * blocks,)](
         d, a, sums, rows, tiles, parts, n, c, t.inner, height, width, rows % t.inner == 0,
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
@@ -151,21 +162,21 @@ def weight_product(d: Tensor, a: Tensor) -> Tensor:
 def widened_gradient(
     product: Tensor, sums: Tensor, weight: Tensor, scatter: Scatter, weight_scatter: Tensor, normed: Normed,
     rows: int, shared: SharedStatistics | None = None,
-) -> tuple[NormGradient, WidenedGradient]:  # fmt: skip
-    """The gradients of a norm behind a widening product, and of the product, by d^T a and the sums of d."""
+) -> tuple[Tensor, Tensor, WidenedGradient]:  # fmt: skip
+    """The gradients of the weight and bias of a norm behind a widening product, and those of the product."""
     if shared is not None:
         return gram.widened_gradient(product, sums, weight, scatter, weight_scatter, normed, rows, shared)
     groups, n, c = product.shape
     d_weight, d_gamma, d_beta = _floats(product, n, c), _floats(product, n), _floats(product, n)
     scaled, weighted = torch.empty_like(product, dtype=weight.dtype), torch.empty_like(product)
     constants = torch.empty_like(sums)
-    widened_gradient_kernel[(n // 4,)](
+    widened_gradient_program[(n // 4,)](
         product, sums, weight, scatter.mean, weight_scatter, normed.mean, normed.inverse, normed.scale, d_weight,
         scaled, weighted, constants, d_gamma, d_beta, rows, groups, n, c, 4, 64, num_warps=4,
     )  # fmt: skip
     own = weight.float()
     q = torch.matmul(own.t(), weighted).to(weight.dtype)
-    return NormGradient(d_gamma, d_beta), WidenedGradient(d_weight, scaled, q, constants @ own)
+    return d_gamma, d_beta, WidenedGradient(d_weight, scaled, q, constants @ own)
 
 
 def input_gradient(d: Tensor, a: Tensor, gradient: WidenedGradient) -> Tensor:
@@ -188,7 +199,7 @@ def _input_gradient(
     tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
     parts = _parts(groups * blocks, tiles) if summed else tiles
     z, sums = torch.empty_like(a), _floats(a, groups, parts, 2, n) if summed else gradient.c
-    input_gradient_kernel[(groups * parts * blocks,)](
+    input_gradient_program[(groups * parts * blocks,)](
         d, gradient.a, a, gradient.q, gradient.c, x, z, sums, rows, tiles, parts, n, k, summed,
         t.rows, t.columns, t.inner, rows % t.rows == 0, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
@@ -202,7 +213,7 @@ def input_gradient_added(d: Tensor, weight: Tensor, added: Tensor, x: Tensor, si
     tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
     parts = _parts(groups * blocks, tiles)
     z, sums = torch.empty_like(x), _floats(x, groups, parts, n)
-    input_gradient_added_kernel[(groups * parts * blocks,)](
+    input_gradient_added_program[(groups * parts * blocks,)](
         d, weight, added, x, z, sums, rows, tiles, parts, side, n, k, added.shape[1] != rows,
         t.rows, t.columns, t.inner, rows % t.rows == 0, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
@@ -224,5 +235,5 @@ def _sum_parts(parts: Tensor) -> Tensor:
     out = _floats(parts, groups, *shape)
     n = out.numel() // groups
     width = 16 if n <= 4096 else 64
-    sum_parts_kernel[(triton.cdiv(n, width), groups)](parts, out, count, n, 64, width, num_warps=4)
+    sum_parts_program[(triton.cdiv(n, width), groups)](parts, out, count, n, 64, width, num_warps=4)
     return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,26 @@ from paceline.model.kernels import rows
 if TYPE_CHECKING:
     from paceline.model.batch import Batch
     from paceline.model.norm import BatchNormAct, SharedStatistics
+
+
+class Normed(NamedTuple):
+    """What both passes need of a norm: [groups, channels] each."""
+
+    mean: Tensor
+    inverse: Tensor
+    """One over the standard deviation."""
+    scale: Tensor
+    shift: Tensor
+
+
+class NormGradient(NamedTuple):
+    """The gradient before a norm as a d + b x + c, d being the one behind it, and those of its weight and bias."""
+
+    a: Tensor
+    b: Tensor
+    c: Tensor
+    weight: Tensor
+    bias: Tensor
 
 
 def rows_for(x: Tensor) -> ModuleType:
@@ -30,9 +50,9 @@ def as_rows(images: Tensor, groups: int) -> Tensor:
 
 
 def as_images(values: Tensor, shape: torch.Size) -> Tensor:
-    """Rows as images of this shape, in channels-last order and without a copy."""
-    count, channels, height, width = shape
-    return values.view(count, height, width, channels).permute(0, 3, 1, 2)
+    """Rows as so many images, as high and wide as those of a shape, in channels-last order and without a copy."""
+    count, _, height, width = shape
+    return values.view(count, height, width, -1).permute(0, 3, 1, 2)
 
 
 def fused_norm_act(norm: BatchNormAct, x: Tensor, batch: Batch, shortcut: Tensor | None, mask: Tensor | None) -> Tensor:
@@ -55,25 +75,19 @@ class FusedBatchNorm(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, mask: Tensor | None,
         slots: tuple[Tensor, Tensor], norm: BatchNormAct,
     ) -> Tensor:  # fmt: skip
-        kernels, groups, shared = rows_for(x), len(slots[0]), norm.shared
-        assert shared is None or groups == 1, "a norm group across replicas is all that a pass has"
+        kernels, groups = rows_for(x), len(slots[0])
         data, beside = as_rows(x, groups), None if shortcut is None else as_rows(shortcut, groups)
         factors = None if mask is None else mask.reshape(groups, -1).contiguous()
-        mean, var = kernels.moments(data)
-        if shared is not None:
-            mean, var = _over_replicas(mean, var, shared)
-        replicas = 1 if shared is None else shared.count
-        count = replicas * data.shape[1]
-        inverse, scale, shift = kernels.forward_constants(mean, var, weight, bias, norm.epsilon, count, slots, replicas)
-        y = kernels.scale_shift(data, scale, shift, norm.activation, beside, factors)
+        normed = norm_by_moments(norm, *kernels.moments(data), data.shape[1], slots)
+        y = kernels.scale_shift(data, normed.scale, normed.shift, norm.activation, beside, factors)
         out = as_images(y, x.shape).data  # no view of y for autograd, which lets nobody change such outputs in place
         told = norm.activation in ("relu", "relu6")
         ctx.save_for_backward(
             data, weight,
             beside if norm.activation is not None and not told else None, out if beside is not None and told else None,
-            factors, mean, inverse, scale, shift,
+            factors, *normed,
         )  # fmt: skip
-        ctx.count, ctx.shared, ctx.activation = count, shared, norm.activation
+        ctx.shared, ctx.activation = norm.shared, norm.activation
         ctx.shortcut_type = None if shortcut is None else shortcut.dtype
         return out
 
@@ -83,11 +97,8 @@ class FusedBatchNorm(torch.autograd.Function):
         kernels, shape, activation = rows_for(x), gradients[0].shape, ctx.activation
         d, out = as_rows(gradients[0], len(x)), None if out is None else as_rows(out, len(x))
         sums, moments, dz = kernels.gradient_sums(d, x, scale, shift, activation, shortcut, mask, out)
-        a, b, c, dweight, dbias = kernels.backward_constants(sums, moments, mean, inverse, weight, ctx.count)
-        if ctx.shared is not None:
-            # Weight and bias have this replica's own gradients, the images those of the whole group.
-            sums, moments = ctx.shared.all_reduce(torch.stack([sums, moments]))
-            a, b, c, _, _ = kernels.backward_constants(sums, moments, mean, inverse, weight, ctx.count)
+        normed = Normed(mean, inverse, scale, shift)
+        a, b, c, dweight, dbias = norm_gradient_by_sums(normed, weight, sums, moments, x.shape[1], ctx.shared)
         if dz is not None:
             d, activation = dz, None
         dx = dshortcut = None
@@ -98,8 +109,32 @@ class FusedBatchNorm(torch.autograd.Function):
         return dx, dweight, dbias, dshortcut, None, None, None
 
 
-def _over_replicas(mean: Tensor, var: Tensor, shared: SharedStatistics) -> tuple[Tensor, Tensor]:
-    """The mean and variance of a group from those of its equal parts on several replicas."""
-    means, variances = shared.all_gather(torch.stack([mean, var])).unbind(1)
-    mean = means.mean(0)
-    return mean, variances.mean(0) + (means - mean).square().mean(0)
+def norm_by_moments(
+    norm: BatchNormAct, mean: Tensor, var: Tensor, rows: int, slots: tuple[Tensor, Tensor]
+) -> Normed:
+    """A norm by the mean and variance of this replica's rows in each group; statistics go to the slots of the groups."""
+    shared, replicas = norm.shared, 1
+    if shared is not None:
+        assert len(mean) == 1, "a norm group across replicas is all that a pass has"
+        replicas = shared.count
+        means, variances = shared.all_gather(torch.stack([mean, var])).unbind(1)
+        mean = means.mean(0)
+        var = variances.mean(0) + (means - mean).square().mean(0)
+    constants = rows_for(norm.weight).forward_constants(
+        mean, var, norm.weight, norm.bias, norm.epsilon, replicas * rows, slots, replicas
+    )
+    return Normed(mean, *constants)
+
+
+def norm_gradient_by_sums(
+    normed: Normed, weight: Tensor, sums: Tensor, products: Tensor, rows: int, shared: SharedStatistics | None
+) -> NormGradient:
+    """The gradients of a norm by the sums of d and of d x over this replica's rows in each group."""
+    constants = rows_for(weight).backward_constants
+    own = NormGradient(*constants(sums, products, normed.mean, normed.inverse, weight, rows))
+    if shared is None:
+        return own
+    # Weight and bias have this replica's own gradients, the images those of the whole group.
+    sums, products = shared.all_reduce(torch.stack([sums, products]))
+    whole = constants(sums, products, normed.mean, normed.inverse, weight, rows * shared.count)
+    return NormGradient(*whole[:3], own.weight, own.bias)

@@ -32,5 +32,5 @@ def measured() -> dict[str, Tile]:
 def tile(kernel: str, columns: int, inner: int) -> Tile:
     """The tile for a shape: the measured one, or one that does well for most."""
     widest = 128 if columns % 128 == 0 else 64
-    default = Tile(128, widest, 64, 8 if widest == 128 else 4, 3)
+    default = Tile(64 if widest == 128 else 128, widest, 64, 4, 3)
     return measured().get(f"{kernel} {columns} {inner}", default)

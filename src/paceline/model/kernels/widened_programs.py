@@ -1,8 +1,6 @@
 """Triton kernels for the small matrices between the products of a bottleneck; gram_triton.py launches them."""
 
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, import-not-found"
-# ruff: noqa: N803, N806, ANN001, ANN202 - constants of a compiled kernel are in capitals, its arguments have no types
 
 from __future__ import annotations
 
@@ -10,8 +8,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
-def widened_moments_kernel(w, ws, a_mean, mean, var, rows, N, C: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):
+@triton.jit(do_not_specialize=["rows", "N"])
+def widened_moments_program(w, ws, a_mean, mean, var, rows, N, C: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):
     group = tl.program_id(1)
     n = tl.program_id(0) * BR + tl.arange(0, BR)
     m = tl.zeros([BR, BC], tl.float64)
@@ -25,8 +23,8 @@ def widened_moments_kernel(w, ws, a_mean, mean, var, rows, N, C: tl.constexpr, B
     tl.store(var + group * N + n, tl.maximum(tl.sum(v, 1) / rows, 0.0).to(tl.float32))
 
 
-@triton.jit
-def widened_gradient_kernel(
+@triton.jit(do_not_specialize=["rows", "G", "N"])
+def widened_gradient_program(
     product, sums, w, a_mean, ws, mean, inverse, scale, d_weight, scaled, weighted, cv, d_gamma, d_beta,
     rows, G, N, C: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
