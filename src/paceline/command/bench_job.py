@@ -128,7 +128,8 @@ def _with_data(name: str, recipe: Recipe, data: Path | None, evaluating: bool) -
     if evaluating:
         changes |= {"augment": Augment(), "mix": Mix()}  # these are for training
     elif not isinstance(settings, Files):
-        unused = {"crop": recipe.augment.crop != Crop(), "python": recipe.augment.python is not None}
+        cropped = isinstance(recipe.data, Files) or recipe.augment.crop != Crop()
+        unused = {"crop": cropped, "python": recipe.augment.python is not None}
         if gone := [f"augment.{key}" for key, written in unused.items() if written]:
             changes["augment"] = recipe.augment.model_copy(update={"crop": Crop(), "python": None})
             notes.append(f"left out, as only images in files need it: {', '.join(gone)}")
