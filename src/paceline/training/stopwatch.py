@@ -14,7 +14,7 @@ from paceline.progress import Progress, silent
 from paceline.training import timing
 from paceline.world import World
 
-T = TypeVar("T")
+Input = TypeVar("Input")
 
 
 def wait_for(device: torch.device) -> None:
@@ -48,12 +48,12 @@ def over_replicas(world: World, values: list[float]) -> list[list[float]]:
     return everyone
 
 
-class Fed(Generic[T]):
+class Fed(Generic[Input]):
     """Work that takes one input after another, and how long it waited for them."""
 
-    def __init__(self, inputs: Iterator[T], work: Callable[[T], int]) -> None:
+    def __init__(self, inputs: Iterator[Input], work: Callable[[Input], int]) -> None:
         self._inputs, self._work = inputs, work
-        self._last: T | None = None
+        self._last: Input | None = None
         self.waited = 0.0
 
     def step(self) -> int:
