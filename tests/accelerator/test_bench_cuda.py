@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from conftest import SMALL, Paceline
 
-pytestmark = pytest.mark.accelerator
+pytestmark = [
+    pytest.mark.accelerator,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 WORDS = (
     "model=resnet20",
@@ -24,7 +28,7 @@ WORDS = (
 
 def test_training_is_measured_with_memory_and_kernels(paceline: Paceline, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(SMALL)
-    done = paceline("bench", "train", "small.yaml", *WORDS, "--seconds", "10", "--profile", "profile", "--json")
+    done = paceline("bench", "train", "small.yaml", *WORDS, "--seconds", "10", "--profile", "profile", "--json", env={})
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["precision"] == "bf16"
@@ -46,7 +50,7 @@ def test_training_is_measured_with_memory_and_kernels(paceline: Paceline, tmp_pa
 def test_an_earlier_result_gives_a_ratio_of_memory(paceline: Paceline, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(SMALL)
     for words in (("--out", "before.json"), ("--against", "before.json", "--out", "now.json")):
-        done = paceline("bench", "train", "small.yaml", *WORDS, "--seconds", "5", *words)
+        done = paceline("bench", "train", "small.yaml", *WORDS, "--seconds", "5", *words, env={})
         assert done.returncode == 0, done.stderr
     ratios = json.loads((tmp_path / "now.json").read_text())["against"]
     assert 0.5 < ratios["images_per_second"] < 2
@@ -57,7 +61,7 @@ def test_an_earlier_result_gives_a_ratio_of_memory(paceline: Paceline, tmp_path:
 def test_inference_is_measured_by_batch_size(paceline: Paceline, tmp_path: Path, compiled: str) -> None:
     (tmp_path / "small.yaml").write_text(SMALL)
     sweep = ("--batch", "1,64", "--repeats", "50", "--seconds", "5", f"on.compile={compiled}", "--json")
-    done = paceline("bench", "infer", "small.yaml", *WORDS, *sweep)
+    done = paceline("bench", "infer", "small.yaml", *WORDS, *sweep, env={})
     assert done.returncode == 0, done.stderr
     one, many = json.loads(done.stdout)["batches"]
     assert 0 < one["latency_ms"]["p50"] <= one["latency_ms"]["p99"]

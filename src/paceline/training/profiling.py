@@ -52,7 +52,8 @@ def profile_work(session: Session, step: Callable[[], object], folder: Path, ste
         peaks = device_peaks(session.plan, device)
         averages = list(profiler.key_averages())
         if device.type == "cuda":
-            kernels = kernel_rows(json.loads((folder / TRACE).read_text())["traceEvents"], PROFILED_STEPS, peaks)
+            trace = json.loads((folder / TRACE).read_text(errors="replace"), strict=False)
+            kernels = kernel_rows(trace["traceEvents"], PROFILED_STEPS, peaks)
             files = [TRACE, KERNELS, OPERATORS, _memory_timeline(step, device, folder)]
         else:
             kernels = host_rows(averages, PROFILED_STEPS)
