@@ -81,9 +81,9 @@ if __name__ == "__main__":
 
     from paceline import cli
     from paceline.command import average, train, validate, verify
-    from paceline.training import run
+    from paceline.training import infer_speed, run
 
-    loaded = (torch, cli, average, train, validate, verify, run)
+    loaded = (torch, cli, average, train, validate, verify, run, infer_speed)
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         request = serve(connection)
     if request is not None:

@@ -13,6 +13,26 @@ from typer.core import TyperGroup
 
 from paceline import __version__
 from paceline.errors import SpecError, UserError
+from paceline.options import (
+    Against,
+    BenchData,
+    DataFolder,
+    DataWords,
+    Device,
+    Json,
+    On,
+    OnWords,
+    Out,
+    Profile,
+    RecipeWord,
+    Replicas,
+    ResultFile,
+    RunFolder,
+    Seconds,
+    SettingWords,
+    SourceFolder,
+    path_of,
+)  # fmt: skip
 from paceline.visible import visible_output
 
 
@@ -64,46 +84,6 @@ app = typer.Typer(
 )
 
 
-def _path(word: str) -> Path:
-    if not word.strip():
-        raise SpecError(f"'{word}' names no file or folder; write its path, or . for the folder that you are in")
-    return Path(word)
-
-
-RecipeWord = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[RECIPE]", help="A shipped name (see `paceline recipes`) or a YAML file; shapes/resnet8 if left out."
-    ),
-]
-SettingWords = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help="Settings to change, such as epochs=20 optimizer.lr=0.2; placement keys start with on.",
-    ),
-]
-OnWords = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[on.KEY=VALUE]...", help="Placement settings to change, such as on.micro_batch=64."),
-]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", parser=_path, help="A run folder.")]
-DataFolder = Annotated[
-    Path | None,
-    typer.Option("--data", metavar="FOLDER", parser=_path, help="Where the images are; else DATA_DIR or DATASETS_DIR."),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="RUN", parser=_path, help="The run folder; one that holds the same recipe goes on."),
-]
-On = Annotated[str | None, typer.Option("--on", metavar="PLACEMENT", help="A shipped placement or a YAML file.")]
-Replicas = Annotated[int | None, typer.Option("--replicas", metavar="N", help="Short for on.replicas=N.")]
-Device = Annotated[
-    str | None, typer.Option("--device", metavar="KIND", help="Short for on.device=KIND: cpu, cuda or mps.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
-
-
 @app.callback(invoke_without_command=True)
 def _top(version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False) -> None:
     if version:
@@ -146,7 +126,7 @@ def validate(
         typer.Option(
             "--test",
             metavar="FOLDER",
-            parser=_path,
+            parser=path_of,
             help="Evaluate other images of the same classes, such as a test set.",
         ),
     ] = None,
@@ -256,19 +236,11 @@ data_app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 
-SourceFolder = Annotated[
-    Path, typer.Argument(metavar="SOURCE", parser=_path, help="The folder of a data set, in any format.")
-]
-DataWords = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the data, such as labels=classes.csv first_label=0."),
-]
-
 
 @data_app.command("pack", epilog="Example: paceline data pack ~/imagenet ~/imagenet-pack --max-side 500 --quality 90")
 def data_pack(
     source: SourceFolder,
-    out: Annotated[Path | None, typer.Argument(metavar="OUT", parser=_path, help="A new folder for the pack, or one to go on with.")] = None,
+    out: Annotated[Path | None, typer.Argument(metavar="OUT", parser=path_of, help="A new folder for the pack, or one to go on with.")] = None,
     settings: DataWords = None,
     max_side: Annotated[int | None, typer.Option("--max-side", metavar="PIXELS", min=8, max=65_535, help="Make larger images smaller, and all JPEG at --quality (90).")] = None,
     quality: Annotated[int | None, typer.Option("--quality", metavar="Q", min=1, max=100, help="JPEG quality, 4:2:0; left out, nothing is lost.")] = None,
@@ -285,7 +257,7 @@ def data_pack(
 @data_app.command("convert", epilog="Example: paceline data convert ~/imagenet-pack ~/tars --to webdataset --shuffle 1")
 def data_convert(
     source: SourceFolder,
-    out: Annotated[Path, typer.Argument(metavar="OUT", parser=_path, help="A new folder.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", parser=path_of, help="A new folder.")],
     to: Annotated[Target, typer.Option("--to", help="The format to write.")],
     settings: DataWords = None,
     samples: Annotated[int, typer.Option("--samples", metavar="N", min=1, help="Samples in each tar.")] = 1024,
@@ -318,7 +290,7 @@ def data_show(
         list[str] | None,
         typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe and settings to change; without a recipe, settings of the data."),
     ] = None,
-    sheet: Annotated[Path | None, typer.Option("--sheet", metavar="FILE.png", parser=_path, help="Write a contact sheet of what augmentation gives.")] = None,
+    sheet: Annotated[Path | None, typer.Option("--sheet", metavar="FILE.png", parser=path_of, help="Write a contact sheet of what augmentation gives.")] = None,
     json: Json = False,
 ) -> None:  # fmt: skip
     """Print the images, classes, sizes and bytes of a data set."""
@@ -335,13 +307,47 @@ app.add_typer(bench_app, name="bench")
 def bench_data(
     recipe: RecipeWord = None, settings: SettingWords = None, data: DataFolder = None, on: On = None, device: Device = None,
     images: Annotated[int, typer.Option("--images", metavar="N", min=1, max=10**6, help="Training images that are measured on.")] = 256,
-    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.001, max=3600, help="How long each measurement takes at most.")] = 1.0,
+    seconds: Seconds = 1.0,
     json: Json = False,
 ) -> None:  # fmt: skip
     """Measure reading, decoding, resizing and sending images."""
     from paceline.command import bench_data as verb
 
     verb.run(recipe, settings or [], data, on, device, images, seconds, json)
+
+
+@bench_app.command(
+    "train", epilog="Example: paceline bench train nvidia/resnet50 global_batch=512 norm_batch=512 on.precision=bf16"
+)
+def bench_train(
+    recipe: RecipeWord = None, settings: SettingWords = None,
+    data: BenchData = None, on: On = None, replicas: Replicas = None, device: Device = None,
+    steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=1, max=1000, help="Steps of a block; about half a second of them if left out.")] = None,
+    seconds: Seconds = 60.0,
+    profile: Profile = None, out: ResultFile = None, against: Against = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Measure a recipe's training steps: images a second and memory."""
+    from paceline.command import bench_train as verb
+
+    verb.run(recipe, settings or [], data, on, replicas, device, steps, seconds, profile, out, against, json)
+
+
+@bench_app.command("infer", epilog="Example: paceline bench infer nvidia/resnet50 --batch 1,8,32,128 on.compile=true")
+def bench_infer(
+    what: Annotated[str | None, typer.Argument(metavar="[RECIPE|RUN]", help="A recipe, for random weights, or a run folder.")] = None,
+    settings: SettingWords = None,
+    data: BenchData = None, on: On = None, replicas: Replicas = None, device: Device = None,
+    checkpoint: Annotated[str | None, typer.Option("--checkpoint", metavar="STEP|best", help="The run's checkpoint; the newest if left out.")] = None,
+    batch: Annotated[str, typer.Option("--batch", metavar="N,...", help="Batch sizes.")] = "1,8,32,128",
+    repeats: Annotated[int, typer.Option("--repeats", metavar="N", min=1, max=10**6, help="How often the latency of each size is measured.")] = 100,
+    seconds: Seconds = 20.0, profile: Profile = None, out: ResultFile = None, against: Against = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Measure a network in evaluation: latency and images a second."""
+    from paceline.command import bench_infer as verb
+
+    verb.run(
+        what, settings or [], data, on, replicas, device, checkpoint, batch, repeats, seconds, profile, out, against, json
+    )  # fmt: skip
 
 
 def main() -> None:

@@ -87,8 +87,10 @@ def exit_with(fault: UserError) -> NoReturn:
 def _verbs() -> dict[str, Verb]:
     """The verbs that run on replicas; torch is loaded here, once a plan stands."""
     from paceline.training.averaging import Method, average_run
+    from paceline.training.infer_speed import bench_infer
     from paceline.training.run import train_run
     from paceline.training.selection import Selection
+    from paceline.training.train_speed import bench_train
     from paceline.training.validation import validate_run
 
     def train(job: Job, folder: Path, command: list[str]) -> int:
@@ -100,7 +102,13 @@ def _verbs() -> dict[str, Verb]:
     def average(job: Job, folder: Path, last: int | None, decay: float | None, recalibrate: int | None) -> list[Any]:
         return list(average_run(job, folder, last, Method(decay, recalibrate)))
 
-    return {"train": train, "validate": validate, "average": average}
+    return {
+        "train": train,
+        "validate": validate,
+        "average": average,
+        "bench_train": bench_train,
+        "bench_infer": bench_infer,
+    }
 
 
 if __name__ == "__main__":

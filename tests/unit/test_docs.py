@@ -21,10 +21,18 @@ SOURCE = ROOT / "src/paceline"
 ROOTS = (ROOT, SOURCE, ROOT / "docs", ROOT / "benchmarks")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-FOREIGN = {"BatchNorm2d", "TarInfo.offset_data", "torch.var_mean", "validate_dataset.py"}
+FOREIGN = {
+    "BatchNorm2d",
+    "TarInfo.offset_data",
+    "torch.var_mean",
+    "validate_dataset.py",
+    "host_benchmark.py",
+    "demo_resnet50_hvd.sh",
+}
 """Names of torch, of Python's library and of older systems that look like ours."""
 WRITTEN = {
     "plan.yaml", "data.json", "average.json", "state.json", "manifest.json", "metadata.json", "paceline-pack.json",
+    "trace.json", "memory.pickle",
     "log.txt", "training.csv", "validation.csv", "training.index", "validation.index", "plan.recipe", "plan.placement",
     "recipe.mix", "machine.cores", "machine.memory", "machine.host", "machine.system", "machine.processor",
     "machine.accelerator", "machine.accelerators", "machine.accelerator_memory",
@@ -49,7 +57,10 @@ def headings(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_name_recipes_that_exist(page: Path) -> None:
-    for word in re.findall(r"paceline (?:train|plan|verify|recipes) ([a-z0-9]+/[a-z0-9-]+)", page.read_text()):
+    for word in re.findall(
+        r"paceline (?:train|plan|verify|recipes|bench (?:data|train|infer)) (?!runs/)([a-z0-9]+/[a-z0-9-]+)",
+        page.read_text(),
+    ):
         assert word in shipped.names("recipes"), f"{page.name} speaks of {word}"
 
 

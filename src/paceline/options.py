@@ -1,0 +1,90 @@
+"""The arguments and options that several commands take, each with its one sentence of help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.errors import SpecError
+
+
+def path_of(word: str) -> Path:
+    """A path, which is never empty."""
+    if not word.strip():
+        raise SpecError(f"'{word}' names no file or folder; write its path, or . for the folder that you are in")
+    return Path(word)
+
+
+RecipeWord = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RECIPE]", help="A shipped name (see `paceline recipes`) or a YAML file; shapes/resnet8 if left out."
+    ),
+]
+SettingWords = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Settings to change, such as epochs=20 optimizer.lr=0.2; placement keys start with on.",
+    ),
+]
+OnWords = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[on.KEY=VALUE]...", help="Placement settings to change, such as on.micro_batch=64."),
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", parser=path_of, help="A run folder.")]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="FOLDER", parser=path_of, help="Where the images are; else DATA_DIR or DATASETS_DIR."
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="RUN", parser=path_of, help="The run folder; one that holds the same recipe goes on."
+    ),
+]
+On = Annotated[str | None, typer.Option("--on", metavar="PLACEMENT", help="A shipped placement or a YAML file.")]
+Replicas = Annotated[int | None, typer.Option("--replicas", metavar="N", help="Short for on.replicas=N.")]
+Device = Annotated[
+    str | None, typer.Option("--device", metavar="KIND", help="Short for on.device=KIND: cpu, cuda or mps.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+SourceFolder = Annotated[
+    Path, typer.Argument(metavar="SOURCE", parser=path_of, help="The folder of a data set, in any format.")
+]
+DataWords = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the data, such as labels=classes.csv first_label=0."),
+]
+Seconds = Annotated[
+    float,
+    typer.Option("--seconds", metavar="S", min=0.001, max=3600, help="How long each measurement takes at most."),
+]
+BenchData = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="FOLDER", parser=path_of, help="Measure on the images here; on synthetic ones if left out."
+    ),
+]
+ResultFile = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", parser=path_of, help="Keep the result in a file, as JSON.")
+]
+Against = Annotated[
+    Path | None,
+    typer.Option(
+        "--against", metavar="FILE", parser=path_of, help="Print ratios to an earlier result of the same work."
+    ),
+]
+Profile = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        metavar="FOLDER",
+        parser=path_of,
+        help="Profile a few steps or batches into a folder: trace, kernels, memory.",
+    ),
+]
