@@ -32,13 +32,6 @@ PRODUCTS = [
     )
 ]  # fmt: skip
 SCATTERS = [Tile(rows, 0, 0, warps, 3) for rows, warps in ((32, 4), (64, 4), (128, 4), (64, 8), (128, 8))]
-WEIGHTS = [
-    Tile(*row)
-    for row in (
-        (128, 64, 64, 4, 4), (128, 128, 64, 8, 3), (256, 64, 64, 8, 3), (128, 64, 128, 8, 3), (64, 64, 128, 4, 3),
-        (128, 128, 64, 4, 3), (128, 256, 64, 8, 3), (256, 128, 64, 8, 3),
-    )
-]  # fmt: skip
 Case = tuple[str, int, int, int]
 """A kernel, its columns, its inner columns and its rows."""
 
@@ -54,16 +47,13 @@ def cases(batch: int, networks: int = 2) -> list[Case]:
             for first, source, rows in ((True, inputs, into), (False, outputs, out)):
                 found.setdefault(("product_moments", width, source), rows)
                 found.setdefault(("input_gradient_added", source, width), rows)
-                found.setdefault(("weight_product", width, source), rows)
                 if first:
                     found.setdefault(("product_norm_projected", outputs, width), out)
                     found.setdefault(("input_gradient", source, outputs), out)
-                    found.setdefault(("weight_product", outputs, source), out)
             found.setdefault(("product_norm", outputs, width), out)
             found.setdefault(("input_gradient_masked", width, outputs), out)
             if width <= gram_triton.WIDEST:
                 found.setdefault(("relu_scatter", width, 0), out)
-            found.setdefault(("weight_product", outputs, width), out)
             inputs = outputs
     return [(*key, rows) for key, rows in found.items()]
 
@@ -73,8 +63,6 @@ def candidates(case: Case) -> list[Tile]:
     kernel, columns, inner, _ = case
     if kernel == "relu_scatter":
         return SCATTERS
-    if kernel == "weight_product":
-        return [t for t in WEIGHTS if columns % min(t.rows, columns) == 0 and inner % min(t.columns, inner) == 0]
     return [t for t in PRODUCTS if columns % t.columns == 0]
 
 
@@ -93,9 +81,6 @@ def call(case: Case) -> Callable[[], Any]:
         case "input_gradient_added":
             d, w, added, x = make(1, rows, k), make(k, n), make(1, rows, n), make(1, rows, n)
             return lambda: gram_triton.input_gradient_added(d, w, added, x, 56)
-        case "weight_product":
-            d, a = make(1, rows, n), make(1, rows, k)
-            return lambda: gram_triton.weight_product(d, a)
         case "product_norm":
             a, w, s, r = make(1, rows, k), make(n, k), make(1, n, dtype=wide), make(1, rows, n)
             return lambda: gram_triton.product_norm(a, w, s, s, r)
@@ -119,7 +104,7 @@ def call(case: Case) -> Callable[[], Any]:
 def compile_all(jobs: list[tuple[Case, Tile]]) -> None:
     """Compile kernels into Triton's cache; what does not compile is left out later, too."""
     for case, tile in jobs:
-        gram_triton.tile, gram_triton.LARGE = lambda *_, tile=tile: tile, 1 << 62
+        gram_triton.tile, gram_triton.DEEP = lambda *_, tile=tile: tile, 1 << 62
         try:
             call((*case[:3], 1024))()  # rows do not change the code, as long as the same powers of two divide them
         except Exception as fault:  # noqa: BLE001 - too much shared memory, say
@@ -160,13 +145,12 @@ def best_tiles(batch: int, networks: int) -> Iterator[tuple[Case, Tile, float]]:
 
 
 def _by_torch(case: Case) -> str:
-    """What torch's own product takes, where it is the other choice."""
+    """What it takes by torch's own product and a pass that masks, where that is the other choice."""
     kernel, n, k, rows = case
-    if kernel != "weight_product":
+    if kernel != "input_gradient_added":
         return ""
-    d, a = (torch.randn(1, rows, size, device="cuda").bfloat16() for size in (n, k))
-    time = time_of(lambda: torch.bmm(d.transpose(1, 2), a, out_dtype=torch.float32))
-    return f", torch {time:.3f} ms"
+    d, w, added, x = (torch.randn(shape, device="cuda").bfloat16() for shape in ((1, rows, k), (1, k, n), (1, rows, n), (1, rows, n)))
+    return f", by torch {time_of(lambda: gram_triton.masked(added.baddbmm_(d, w), x)):.3f} ms"
 
 
 def write(found: dict[str, Tile]) -> None:
@@ -186,7 +170,7 @@ def main() -> None:
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         list(pool.map(compile_all, [jobs[i :: options.jobs] for i in range(options.jobs)]))
     found: dict[str, Tile] = {}
-    gram_triton.LARGE = 1 << 62  # a weight's gradient by our own kernel, whatever its size
+    gram_triton.DEEP = 1 << 62  # all by our own kernel
     for case, tile, time in best_tiles(options.batch, options.networks):
         found[" ".join(map(str, case[:3]))] = tile
         print(f"{case} {tuple(tile)} {time:.3f} ms{_by_torch(case)}", flush=True)

@@ -213,35 +213,6 @@ def product_norm_program(
     tl.store(to, tl.maximum(acc, 0.0).to(y.dtype.element_ty), mask=inside[:, None])
 
 
-@triton.jit(do_not_specialize=["rows", "tiles", "P"])
-def weight_product_program(
-    d, a, parts, rows, tiles, P, N: tl.constexpr, C: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """d^T a over each P-th tile of rows."""
-    pid = tl.program_id(0)
-    CB: tl.constexpr = C // BC
-    BLOCKS: tl.constexpr = N // BN * CB
-    n = pid % BLOCKS // CB * BN + tl.arange(0, BN)
-    c = pid % CB * BC + tl.arange(0, BC)
-    p = pid // BLOCKS % P
-    group = pid // (BLOCKS * P)
-    acc = tl.zeros([BN, BC], tl.float32)
-    for t in range(p, tiles, P):
-        r = tl.arange(0, BM)
-        left_at = _tile_rows(d, group, t, rows, N, BM) + r[None, :] * N + n[:, None]
-        right_at = _tile_rows(a, group, t, rows, C, BM) + r[:, None] * C + c[None, :]
-        if EVEN:
-            left = tl.load(left_at)
-            right = tl.load(right_at)
-        else:
-            inside = r < rows - t * BM
-            left = tl.load(left_at, mask=inside[None, :], other=0.0)
-            right = tl.load(right_at, mask=inside[:, None], other=0.0)
-        acc = tl.dot(left, right, acc)
-    tl.store(parts + (group * P + p).to(tl.int64) * N * C + n[:, None] * C + c[None, :], acc)
-
-
 @triton.jit(do_not_specialize=["P", "N"])
 def sum_parts_program(parts, out, P, N, BP: tl.constexpr, BN: tl.constexpr):
     """The sum over the P parts of N numbers of each group."""

@@ -20,7 +20,6 @@ from paceline.model.kernels.gram_programs import (
     product_norm_program,
     scatter_program,
     sum_parts_program,
-    weight_product_program,
 )
 from paceline.model.kernels.norm import Normed
 from paceline.model.kernels.tiles import tile
@@ -32,10 +31,16 @@ WIDEST = 128
 """Up to so many channels one program holds a whole scatter matrix."""
 ELEMENTS = 64
 """Numbers of a scatter matrix that one program adds up."""
-LARGE = 1 << 19
-"""From so many numbers in a weight on, torch's own product is the faster one for its gradient."""
+DEEP = 256
+"""With at least so many inner columns, torch's own product followed by a pass that masks is faster than one kernel."""
 
-masked = gram.masked
+
+def masked(dy: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient before a ReLU whose output is `out`, and its sums over the rows of each group."""
+    unused = _floats(dy, len(dy), dy.shape[2])
+    sums, _, d = rows_triton.gradient_sums(dy, out, unused, unused, "relu", out=out)
+    assert d is not None
+    return d, sums.float()
 
 
 def product_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Moments]:
@@ -143,20 +148,7 @@ def _product_norm(
 
 def weight_product(d: Tensor, a: Tensor) -> Tensor:
     """d^T a of each group: [groups, outputs, inputs]."""
-    (groups, rows, n), c = d.shape, a.shape[2]
-    if n * c >= LARGE:
-        return torch.bmm(d.transpose(1, 2), a, out_dtype=torch.float32)
-    t = tile("weight_product", n, c)  # rows are the product's inner columns
-    tiles, width = triton.cdiv(rows, t.inner), min(t.columns, c)
-    height = min(t.rows, n)
-    blocks = (n // height) * (c // width)
-    parts = _parts(groups * blocks, tiles)
-    sums = _floats(d, groups, parts, n, c)
-    weight_product_program[(groups * parts * blocks,)](
-        d, a, sums, rows, tiles, parts, n, c, t.inner, height, width, rows % t.inner == 0,
-        num_warps=t.warps, num_stages=t.stages,
-    )  # fmt: skip
-    return _sum_parts(sums)
+    return torch.bmm(d.transpose(1, 2), a, out_dtype=torch.float32)
 
 
 def widened_gradient(
@@ -207,8 +199,10 @@ def _input_gradient(
 
 
 def input_gradient_added(d: Tensor, weight: Tensor, added: Tensor, x: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """z = d W + added where x > 0, and its sums over the rows of each group; see the twin."""
+    """z = d W + added where x > 0, and its sums over the rows of each group; see the twin. `added` may change."""
     (groups, rows, k), n = d.shape, x.shape[2]
+    if k >= DEEP and added.shape[1] == rows:
+        return masked(added.baddbmm_(d, weight.expand(groups, -1, -1)), x)
     t = tile("input_gradient_added", n, k)
     tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
     parts = _parts(groups * blocks, tiles)
