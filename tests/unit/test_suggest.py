@@ -28,6 +28,7 @@ def test_every_word_of_another_program_leads_to_an_address_that_is_there(word: s
         ("patience=3", "there is no early stopping; on.keep_best=true keeps the best checkpoint"),
         ("resume=runs/a", "write: paceline resume RUN"),
         ("name=mine", "write --out FOLDER"),
+        ("data=photos", "images, shapes, synthetic; a folder of images is given by --data FOLDER"),
         ("model=vit_b_16", "`paceline models` lists them, and networks of timm are timm:NAME"),
         ("optimizer=momentum", "did you mean 'sgd' with 'momentum: 0.9'?"),
         ("optimizer.trust=0.1", "did you mean 'optimizer.trust_coefficient'?"),

@@ -96,7 +96,9 @@ def _complaint(error: Any, path: KeyPath, noun: str, around: type[Settings] | No
         return f"{noun} needs '{last}'" if isinstance(last, str) else f"expected more than {last} values in this list"
     if kind == "union_tag_invalid":
         name = str(value.get("name") if isinstance(value, dict) else value)
-        return f"no {last} is named {quoted(name)}{nearest_kind(name, choices)}"
+        unlike = path == ("data",) and not instead_of_value(name, choices)
+        folder = "; a folder of images is given by --data FOLDER" if unlike else ""
+        return f"no {last} is named {quoted(name)}{nearest_kind(name, choices)}{folder}"
     if kind in ("dict_type", "model_attributes_type") and choices:
         return f"expected a name, such as {' or '.join(choices[:4])}, found {quoted(value)}"
     if kind == "union_tag_not_found":
