@@ -1,7 +1,8 @@
 """Verifies every shipped recipe on generated images, two steps each, and fills the table of docs/results/verify.md.
 
 Recipes that are in the table already are skipped, and the table is written after each one, so the script can be stopped
-and started again. Remove a row to have its recipe verified anew.
+and started again. Remove a row to have its recipe verified anew. A recipe that could not be verified is told and left
+out; the others go on.
 
     python benchmarks/verify_recipes.py
     python benchmarks/verify_recipes.py --jobs 8 nvcnn/vgg16 timm/resnet50-a3
@@ -10,15 +11,18 @@ and started again. Remove a row to have its recipe verified anew.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
-from paceline.command.verify import shrink
+from paceline.command.verify import MOST_REPLICAS, shrink
+from paceline.model import tables
 from paceline.settings import shipped
 from paceline.settings.build import build
 from paceline.settings.data import Files, Made, Shapes
@@ -28,6 +32,10 @@ from paceline.settings.recipe import Recipe
 PAGE = Path(__file__).parents[1] / "docs/results/verify.md"
 HEAD = "| recipe | result | largest difference of a step | amplification |\n|---|---|---|---|\n"
 STEPS = 2
+LARGE_BATCH = 32
+"""Global batches above it are shrunk."""
+HUGE = 100_000_000
+"""Networks with more parameters could fill the memory if they ran side by side: one runs after the other."""
 SECONDS = 3600
 """After which a recipe counts as hung."""
 
@@ -41,7 +49,7 @@ def words(name: str) -> list[str]:
     side = recipe.data.side if isinstance(recipe.data, Files) else 32
     data = f"data={{name: generated, images: 256, validation_images: 8, classes: 10, side: {side}}}"
     added = [data, "augment.crop={}"]  # pictures in memory are not cropped by area
-    small, _ = shrink(_overridden(tree, added))
+    small, _ = shrink(_overridden(tree, added), above=LARGE_BATCH)
     if small.global_batch != recipe.global_batch:
         added += [f"global_batch={small.global_batch}", f"norm_batch={small.norm_batch}"]
     return added
@@ -55,10 +63,11 @@ def _overridden(tree: Tree, added: list[str]) -> Recipe:
 
 def verified(name: str) -> str:
     """The row of a recipe."""
-    command = [sys.executable, "-m", "paceline", "verify", name, *words(name), "--steps", str(STEPS), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS, env=os.environ)
+    options = ["--steps", str(STEPS), "--no-whole-runs", "--json"]
+    command = [sys.executable, "-m", "paceline", "verify", name, *words(name), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
     if not done.stdout.startswith("{"):
-        raise SystemExit(f"{name}: {done.stderr.strip().splitlines()[-1]}")
+        raise RuntimeError((done.stderr.strip() or f"status {done.returncode}").splitlines()[-1])
     found = json.loads(done.stdout)
     amplified = f"{found['amplification']:.2g}"
     if found["amplification"] > 1e3:
@@ -88,18 +97,42 @@ def main() -> None:
     options = parser.parse_args()
     if HEAD not in PAGE.read_text():
         raise SystemExit(f"{PAGE} has no table to fill")
-    lock = Lock()
-
-    def fill(name: str) -> None:
-        row = verified(name)
-        with lock:
-            write_rows(read_rows() | {name: row})
-            print(row, flush=True)
-
     missing = [name for name in options.names or shipped.names("recipes") if name not in read_rows()]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for _ in pool.map(fill, missing):
+    missing.sort(key=_parameters, reverse=True)  # the longest first, so that none is left for the end
+    huge = [name for name in missing if _parameters(name) > HUGE]
+    lock, failed = Lock(), list[str]()
+
+    def fill(names: list[str]) -> None:
+        for name in names:
+            begin = time.monotonic()
+            try:
+                row = verified(name)
+            except (RuntimeError, subprocess.TimeoutExpired) as fault:
+                print(f"{name}: {fault}", flush=True)
+                failed.append(name)
+                continue
+            with lock:
+                write_rows(read_rows() | {name: row})
+                print(f"{row} {time.monotonic() - begin:.0f} s", flush=True)
+
+    turns = itertools.count()
+    with ThreadPoolExecutor(options.jobs, initializer=lambda: _take_cores(next(turns))) as pool:
+        for _ in pool.map(fill, [huge, *([name] for name in missing if name not in huge)]):
             pass
+    if failed:
+        raise SystemExit(f"not verified: {', '.join(failed)}")
+
+
+def _take_cores(turn: int) -> None:
+    """Give this thread's commands so few neighboring cores that `verify` takes one thread for each process."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = min(len(cores), 2 * MOST_REPLICAS - 1)
+    os.sched_setaffinity(0, {cores[(turn + index) % len(cores)] for index in range(share)})
+
+
+def _parameters(name: str) -> int:
+    model = build(Recipe, shipped.tree("recipes", name)).model
+    return tables.member(model.name).parameters
 
 
 if __name__ == "__main__":

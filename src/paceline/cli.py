@@ -186,12 +186,15 @@ def verify(
     data: DataFolder = None,
     steps: Annotated[int, typer.Option("--steps", min=2, help="Optimizer steps of each run.")] = 10,
     full: Annotated[bool, typer.Option("--full", help="Do not shrink a large recipe.")] = False,
+    whole_runs: Annotated[
+        bool, typer.Option("--whole-runs/--no-whole-runs", help="Show whole runs too, which have no limit.")
+    ] = True,
     json: Json = False,
 ) -> None:
     """Prove here that a recipe is the same run on every layout."""
     from paceline.command import verify as verb
 
-    raise typer.Exit(verb.run(recipe, settings or [], data, steps, full, json))
+    raise typer.Exit(verb.run(recipe, settings or [], data, steps, full, json, whole_runs=whole_runs))
 
 
 @app.command(epilog="Example: paceline recipes cifar10/resnet20 > mine.yaml")

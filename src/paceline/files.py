@@ -52,14 +52,18 @@ def write_whole(path: Path, content: bytes | str, sync: bool = False) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-def read_whole(path: Path, most: int | None = None) -> bytes:
-    """The content of a file; an OSError where it is none, such as a pipe, which would be waited for, or has more than
-    `most` bytes."""
+def open_file(path: Path) -> IO[bytes]:
+    """A file to read; an OSError where it is none, such as a pipe, which would be waited for."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise IsADirectoryError(errno.EISDIR, "is not a file")
-    with open(descriptor, "rb") as file:  # noqa: PTH123 - of a descriptor
+    return open(descriptor, "rb")  # noqa: PTH123 - of a descriptor
+
+
+def read_whole(path: Path, most: int | None = None) -> bytes:
+    """The content of a file; an OSError where it is none, or has more than `most` bytes."""
+    with open_file(path) as file:
         content = file.read(-1 if most is None else most + 1)
     if most is not None and len(content) > most:
         raise OSError(errno.EFBIG, f"is larger than {most >> 20} MiB")

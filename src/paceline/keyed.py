@@ -26,6 +26,8 @@ _LOW = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
+_BLOCK = 1 << 15
+"""How many numbers are made at a time, few enough to stay in a core's cache through many passes; even."""
 
 
 def key(seed: int, purpose: str, *names: str | int) -> int:
@@ -61,8 +63,12 @@ def uniforms(high: Any, low: Any) -> Any:
 
 def host_uniforms(key: int, count: int) -> NDArray[np.float64]:
     """`count` uniforms in [0, 1) for a key, computed on the host."""
-    a, b, c, d = words(key, np.arange((count + 1) // 2, dtype=np.int64))
-    return np.stack([uniforms(a, b), uniforms(c, d)], axis=1).reshape(-1)[:count].astype(np.float64)
+    fractions = np.empty(count)
+    for start in range(0, count, _BLOCK):
+        block = fractions[start : start + _BLOCK]
+        a, b, c, d = words(key, np.arange(start // 2, (start + len(block) + 1) // 2, dtype=np.int64))
+        block[:] = np.stack([uniforms(a, b), uniforms(c, d)], axis=1).reshape(-1)[: len(block)]
+    return fractions
 
 
 def permutation(key: int, count: int) -> NDArray[np.int64]:
@@ -75,10 +81,10 @@ def permutation(key: int, count: int) -> NDArray[np.int64]:
 def normals(key: int, count: int, limit: float | None = None) -> NDArray[np.float64]:
     """`count` standard normal numbers, truncated to +-`limit` if there is one; the same bits on every host."""
     tail = 0.0 if limit is None else _normal_tail(limit)
-    quantiles = tail + (1 - 2 * tail) * _inside(host_uniforms(key, count))
-    block = 1 << 15  # small enough to stay in a core's cache through the many passes below
-    parts = [_normal_quantiles(quantiles[start : start + block]) for start in range(0, count, block)]
-    return np.concatenate(parts) if parts else quantiles
+    quantiles: NDArray[np.float64] = tail + (1 - 2 * tail) * _inside(host_uniforms(key, count))
+    for start in range(0, count, _BLOCK):
+        quantiles[start : start + _BLOCK] = _normal_quantiles(quantiles[start : start + _BLOCK])
+    return quantiles
 
 
 def normals_of(high: NDArray[np.int64], low: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -105,13 +111,15 @@ def _normal_quantiles(fraction: NDArray[np.float64]) -> NDArray[np.float64]:
     from_middle = fraction - 0.5
     central = np.abs(from_middle) <= 0.425
     squared = 0.180625 - from_middle * from_middle
-    middle = from_middle * _polynomial(_MIDDLE[0], squared) / _polynomial(_MIDDLE[1], squared)
-    # Where the middle formula is used, 1 stands in for the fraction, so that the tails never see a wrong argument.
-    r = np.sqrt(-_log(np.where(central, 1.0, np.minimum(fraction, 1 - fraction))))
-    near = _polynomial(_NEAR[0], r - 1.6) / _polynomial(_NEAR[1], r - 1.6)
-    far = _polynomial(_FAR[0], r - 5.0) / _polynomial(_FAR[1], r - 5.0)
-    outer = np.copysign(np.where(r <= 5.0, near, far), from_middle)
-    return np.where(central, middle, outer).astype(np.float64)
+    quantiles = from_middle * _polynomial(_MIDDLE[0], squared) / _polynomial(_MIDDLE[1], squared)
+    outside = ~central  # few, and the tails are computed for them alone
+    tail = fraction[outside]
+    r = np.sqrt(-_log(np.minimum(tail, 1 - tail)))
+    outer = _polynomial(_NEAR[0], r - 1.6) / _polynomial(_NEAR[1], r - 1.6)
+    far = r > 5.0
+    outer[far] = _polynomial(_FAR[0], r[far] - 5.0) / _polynomial(_FAR[1], r[far] - 5.0)
+    quantiles[outside] = np.copysign(outer, from_middle[outside])
+    return quantiles
 
 
 def _normal_tail(limit: float) -> float:
@@ -134,7 +142,8 @@ def _polynomial(coefficients: list[float], x: NDArray[np.float64]) -> NDArray[np
     """Horner's rule, lowest coefficient first."""
     value = np.full_like(x, coefficients[-1])
     for coefficient in coefficients[-2::-1]:
-        value = value * x + coefficient
+        value *= x
+        value += coefficient
     return value
 
 

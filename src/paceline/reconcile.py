@@ -202,10 +202,25 @@ def _resolve(
         "data_on_device": _is_small(recipe, data) if asked.data_on_device == "auto" else asked.data_on_device,
         "decoder": "fast" if asked.decoder == "auto" else asked.decoder,
         "loss_scale": _loss_scale(asked.loss_scale, precision),
-        "loader_workers": min(16, cores) if asked.loader_workers == "auto" else asked.loader_workers,
-        "cpu_threads": cores if asked.cpu_threads == "auto" else asked.cpu_threads,
+        "loader_workers": _threads("loader_workers", asked.loader_workers, min(16, cores), machine),
+        "cpu_threads": _threads("cpu_threads", asked.cpu_threads, cores, machine),
     }
     return ResolvedPlacement.model_construct(asked.model_fields_set, **{**dict(asked), **decided})
+
+
+def _threads(key: str, asked: int | str, default: int, machine: Machine) -> int:
+    threads = asked if isinstance(asked, int) else default
+    most = _most_on_cores(machine)
+    if threads > most:
+        raise PlanError(
+            f"on.{key}={threads}, and this machine has {machine.cores} cores; write at most on.{key}={most}"
+        )
+    return threads
+
+
+def _most_on_cores(machine: Machine) -> int:
+    """More threads or processes than these are a slip of the pen."""
+    return max(256, 16 * machine.cores)
 
 
 def _replicas(asked: int | str, device: str, machine: Machine, launch: Launch | None) -> int:
@@ -215,7 +230,7 @@ def _replicas(asked: int | str, device: str, machine: Machine, launch: Launch | 
         raise PlanError(
             f"the launcher started {launch.count} processes, and on.replicas is {replicas}; make them equal"
         )
-    most = max(256, 16 * machine.cores) if device != "cuda" else 65_536  # accelerators may be elsewhere
+    most = _most_on_cores(machine) if device != "cuda" else 65_536  # accelerators may be elsewhere
     if launch is None and replicas > most:
         raise PlanError(
             f"on.replicas={replicas}, and this machine has {machine.cores} cores; write at most on.replicas={most}, or "

@@ -288,3 +288,20 @@ def test_a_moved_data_folder_asks_for_its_new_place(paceline: Paceline, tmp_path
     assert done.returncode == 2
     assert "write --data FOLDER" in done.stderr
     assert rows_of(tmp_path / "run")[-1]["kind"] == "end"
+
+
+@pytest.mark.long
+def test_verify_judges_the_same_without_whole_runs(paceline: Paceline, tmp_path: Path) -> None:
+    words = ("verify", small(tmp_path), "epochs=0.5", "--steps", "2")
+    whole, short = (json.loads(paceline(*words, *more, "--json").stdout) for more in ((), ("--no-whole-runs",)))
+    for key in ("passed", "largest_difference", "amplification", "amplified", "first_loss_amplification"):
+        assert short[key] == whole[key], key
+    for there, here in zip(short["layouts"], whole["layouts"], strict=True):
+        assert "weights" in here
+        assert "weights" not in there
+        assert all(here[key] == there[key] for key in there if not key.startswith("float32_"))
+        assert here["float32_first_loss"] == there["float32_first_loss"]
+    assert [row["bitwise"] for row in short["resumes"] if row["same_layout"]] == [True]
+    shown = paceline(*words, "--no-whole-runs")
+    assert shown.returncode == 0, shown.stderr
+    assert "the whole run" not in shown.stdout

@@ -13,14 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from conftest import SMALL, make_plan
 from paceline import cli
 from paceline.data.index.fingerprint import trained_classes
+from paceline.data.index.scan import open_index
 from paceline.errors import DataError, RunError
 from paceline.job import make_job, prepare_folder
 from paceline.record import Run, rows_of
+from paceline.settings.data import Files
 from paceline.settings.read import parse
 from paceline.sink.console import ConsoleSink
 from paceline.sink.log import LogSink
@@ -72,10 +75,14 @@ def steers(text: str) -> bool:
         (["plan", "model=efficientnet-b0", "model.depth=1e12"], "model.depth: input should be less than or equal to"),
         (["plan", "model=inception-resnet-v2", "model.units=[1000000000, 1, 1]"], "model.units.0: input should be"),
         (["plan", "on.replicas=100000"], "write at most on.replicas="),
+        (["plan", "on.cpu_threads=1000000000"], "write at most on.cpu_threads="),
+        (["plan", "on.loader_workers=1000000000"], "write at most on.loader_workers="),
         (["plan", "report=" + "9" * 400], "report: expected an amount with its unit"),
         (["plan", "report=" + "9" * 200_00 + "x"], "report: expected an amount with its unit"),
         (["plan", "seed=" + "9" * 30], "seed: input should be less than"),
         (["plan", "about=" + "[" * 50_000], "settings nest too deeply"),
+        (["plan", "about=" + "[" * 30_000], "settings nest too deeply"),
+        (["plan", "about=" + "[" * 5_000], "settings nest too deeply"),
         (["plan", ".".join("a" * 50_000) + "=1"], "no setting lies so deep"),
         (["plan", "about=\udc80"], "this is not UTF-8 text"),
         (["plan", "x" * 5000], "no recipe is named 'xxx"),
@@ -313,3 +320,16 @@ def test_pipes_in_a_run_folder_are_not_waited_for(tmp_path: Path) -> None:
     for read in (lambda folder: Run(folder, "own"), rows_of, trained_classes):
         with pytest.raises(RunError, match="cannot be"):
             read(tmp_path)
+
+
+def test_a_pipe_in_the_place_of_an_index_is_not_waited_for(tmp_path: Path) -> None:
+    for folder in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        (tmp_path / folder).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / folder / "1.jpg")
+    expected = open_index(Files(name="images"), tmp_path).classes
+    pipes = list((tmp_path / ".paceline").glob("*.safetensors"))
+    for path in pipes:
+        path.unlink()
+        os.mkfifo(path)
+    assert pipes
+    assert open_index(Files(name="images"), tmp_path).classes == expected

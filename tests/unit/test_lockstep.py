@@ -84,6 +84,7 @@ LONG = {
     "googlenet-adamw": Case(("model=googlenet", "data.side=32", "optimizer={name: adamw, lr: 0.01}")),
     "resnet50-lamb": Case(("model=resnet50", "data.side=32", "norm_batch=8", "optimizer={name: lamb, lr: 0.01}")),
     "resnext-larc": Case(("model=resnext11", "data.side=16", "optimizer={name: larc, lr: 0.1, mode: clip}")),
+    "alexnet-larc": Case(("model=alexnet", "data.side=63", "optimizer={name: larc, lr: 0.1, mode: clip}")),
     "inception-lars": Case(
         ("model={name: inception-v3, auxiliary: 0}", "data.side=75", "norm_batch=8", "optimizer={name: lars, lr: 2}")
     ),

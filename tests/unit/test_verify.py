@@ -119,6 +119,19 @@ def test_the_difference_of_zeros_is_zero() -> None:
     assert relative_difference(torch.zeros(3), torch.ones(3)) > 1
 
 
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_what_is_not_finite_agrees_with_nothing(value: float) -> None:
+    odd, good = torch.tensor([1.0, value, 2.0]), torch.ones(3)
+    for pair in ((odd, good), (good, odd), (odd, odd)):
+        assert relative_difference(*pair) == math.inf
+
+
+def test_a_smaller_batch_counts_as_large_where_that_is_asked_for() -> None:
+    recipe = make_recipe("global_batch=64", "norm_batch=32")
+    assert shrink(recipe)[0].global_batch == 64
+    assert (shrink(recipe, above=32)[0].global_batch, shrink(recipe, above=32)[0].norm_batch) == (32, 16)
+
+
 @pytest.mark.parametrize("name", shipped.names("recipes"))
 def test_every_shipped_recipe_allows_enough_layouts(name: str) -> None:
     recipe, _ = shrink(build(Recipe, shipped.tree("recipes", name)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +26,10 @@ class Normalize(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images [images, channels, rows, columns], normalized."""
+        if self._kind == "mean-std" and _by_kernel(images, self.mean.dtype):
+            from paceline.augment.normalize_cuda import normalize  # noqa: PLC0415 - Triton comes with torch for CUDA only
+
+            return normalize(images, self.mean, self.std)
         pixels = images.to(self.mean.dtype)
         match self._kind:
             case "mean-std":
@@ -34,6 +40,17 @@ class Normalize(nn.Module):
                 return pixels / 127.5 - 1
             case "image":
                 return standardize(pixels)
+
+
+def _by_kernel(images: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the kernel for CUDA takes these images and gives this type."""
+    return (
+        images.is_cuda
+        and (images.dtype, dtype) == (torch.uint8, torch.float32)
+        and images.is_contiguous(memory_format=torch.channels_last)
+        and not torch.compiler.is_compiling()
+        and importlib.util.find_spec("triton") is not None
+    )
 
 
 def standardize(images: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.table import Table
 
 from paceline.data.index import locate
@@ -59,7 +60,16 @@ class Layout:
     recompute: tuple[str, ...] = ()
 
 
-def run(recipe: str | None, words: list[str], data: Path | None, steps: int, full: bool, as_json: bool) -> int:
+def run(
+    recipe: str | None,
+    words: list[str],
+    data: Path | None,
+    steps: int,
+    full: bool,
+    as_json: bool,
+    *,
+    whole_runs: bool = True,
+) -> int:
     """Run every layout and two resumes; the exit status is 0 when all of them are the same run."""
     name, words = read_words(recipe, words)
     if any(word.startswith("on.") for word in words):
@@ -88,21 +98,26 @@ def run(recipe: str | None, words: list[str], data: Path | None, steps: int, ful
         for line in shrunk:
             say.print(f"shrunk: {line}")
     rows = [_lay(settings, layout) for layout in layouts]
-    resumed, amplified = _compare(settings, folder, layouts, rows, steps, say)
+    with tempfile.TemporaryDirectory(prefix="paceline-verify-") as work:
+        trials = _Trials(Path(work), folder, steps, whole_runs, say)
+        resumed, amplified = _compare(settings, layouts, rows, trials)
     verdict = judge(rows, resumed, amplified)
     if as_json:
         facts = {"recipe": name, "steps": steps, "shrunk": shrunk, "layouts": rows, "resumes": resumed}
         print(json_text({**facts, **verdict}, indent=1))
     else:
-        _show(rows, resumed, verdict)
+        _show(rows, resumed, verdict, whole_runs)
     return 0 if verdict["passed"] else 1
 
 
-def shrink(recipe: Recipe) -> tuple[Recipe, list[str]]:
-    """The smallest recipe with as many norm groups a step (at most two), where it is large; and what changed."""
+def shrink(recipe: Recipe, above: int = 128) -> tuple[Recipe, list[str]]:
+    """The smallest recipe with as many norm groups a step (at most two), where it is large; and what changed.
+
+    A global batch is large if it is above that many images.
+    """
     changes: dict[str, Any] = {}
     notes = []
-    if recipe.global_batch > 128:
+    if recipe.global_batch > above:
         norm = recipe.norm_batch or recipe.global_batch
         # Near 16: smaller groups would measure rounding, larger ones only take longer.
         block = recipe.mix.block if recipe.mix.active and norm % recipe.mix.block == 0 else 1
@@ -219,30 +234,31 @@ def _threads() -> int:
 
 
 def _compare(
-    recipe: Recipe, data: Path | None, layouts: list[Layout], rows: list[dict[str, Any]], steps: int, say: Any
+    recipe: Recipe, layouts: list[Layout], rows: list[dict[str, Any]], trials: _Trials
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Run all trials and fill in what they differ by from the first; gives the resumes and the amplification."""
     from paceline.training.lockstep import STEP_PARTS, Difference
     from paceline.training.trials import Outcome, compare_outcomes
 
-    with tempfile.TemporaryDirectory(prefix="paceline-verify-") as work:
-        trials = _Trials(Path(work), data, steps, say)
-        with trials.one(f"{layouts[0].label}, step by step", stays=True) as trial:
-            lead = trial.lead(_job(recipe, layouts[0], "fp64").plan)
-        first = {"fp64": Outcome(lead.losses, lead.tensors)}
-        rows[0] |= _step_row(dict.fromkeys(STEP_PARTS, Difference())) | compare_outcomes(first["fp64"], first["fp64"])
-        for layout, row in zip(layouts, rows, strict=True):
-            plan = _job(recipe, layout, "fp64").plan
-            if layout != layouts[0]:
-                with trials.one(f"{layout.label}, step by step") as trial:
-                    row.update(_step_row(trial.follow(plan, lead)))
-                with trials.one(f"{layout.label}, fp64") as trial:
-                    row.update(compare_outcomes(first["fp64"], trial.finish(plan)))
-            with trials.one(f"{layout.label}, fp32") as trial:
-                outcome = trial.finish(_job(recipe, layout, "fp32").plan)
-                differences = compare_outcomes(first.setdefault("fp32", outcome), outcome)
-                row.update({f"float32_{part}": value for part, value in differences.items()})
-        resumed = [_resume(recipe, layouts[0], other, trials, lead) for other in (layouts[0], layouts[-1])]
+    with trials.one(f"{layouts[0].label}, step by step", stays=True) as trial:
+        lead = trial.lead(_job(recipe, layouts[0], "fp64").plan)
+    first = {"fp64": Outcome(lead.losses, lead.tensors)}
+    rows[0] |= _step_row(dict.fromkeys(STEP_PARTS, Difference()))
+    rows[0] |= compare_outcomes(first["fp64"], first["fp64"]) if trials.whole_runs else {}
+    for layout, row in zip(layouts, rows, strict=True):
+        plan = _job(recipe, layout, "fp64").plan
+        if layout != layouts[0]:
+            with trials.one(f"{layout.label}, step by step") as trial:
+                row.update(_step_row(trial.follow(plan, lead)))
+        if layout != layouts[0] and trials.whole_runs:
+            with trials.one(f"{layout.label}, fp64") as trial:
+                row.update(compare_outcomes(first["fp64"], trial.finish(plan)))
+        # Of float32 only the first loss is judged.
+        with trials.one(f"{layout.label}, fp32", steps=trials.steps if trials.whole_runs else 1) as trial:
+            outcome = trial.finish(_job(recipe, layout, "fp32").plan)
+            differences = compare_outcomes(first.setdefault("fp32", outcome), outcome)
+            row.update({f"float32_{part}": value for part, value in differences.items()})
+    resumed = [_resume(recipe, layouts[0], other, trials, lead) for other in (layouts[0], layouts[-1])]
     amplified = {"amplification": lead.amplification, "amplified": lead.amplified}
     return resumed, amplified | {"first_loss_amplification": lead.first_loss_amplification}
 
@@ -254,11 +270,12 @@ def _resume(recipe: Recipe, first: Layout, other: Layout, trials: _Trials, lead:
     plan, same = _job(recipe, other, "fp64").plan, other == first
     with trials.one(f"killed on '{first.label}', resumed on '{other.label}'") as trial:
         killed_at = trial.kill_after(_job(recipe, first, "fp64").plan, trials.steps // 2)
-        steps = {} if same else _step_row(trial.follow(plan, lead))
-        differences = compare_outcomes(Outcome(lead.losses, lead.tensors), trial.finish(plan))
-    bitwise = max(differences.values()) == 0.0
-    row = {"resumed_on": other.label, "killed_after_step": killed_at, "same_layout": same, "bitwise": bitwise}
-    return row | steps | differences
+        row: dict[str, Any] = {"resumed_on": other.label, "killed_after_step": killed_at, "same_layout": same}
+        row |= {} if same else _step_row(trial.follow(plan, lead))
+        if same or trials.whole_runs:
+            row |= compare_outcomes(Outcome(lead.losses, lead.tensors), trial.finish(plan))
+            row["bitwise"] = max(float(row[column]) for column in RUN_COLUMNS) == 0.0
+    return row
 
 
 @dataclass(frozen=True)
@@ -268,10 +285,12 @@ class _Trials:
     work: Path
     data: Path | None
     steps: int
+    whole_runs: bool
+    """Whether what has no limit is run too."""
     say: Any
 
     @contextmanager
-    def one(self, label: str, stays: bool = False) -> Iterator[Trial]:
+    def one(self, label: str, steps: int | None = None, stays: bool = False) -> Iterator[Trial]:
         """A trial with a folder of its own, which is removed at the end unless it stays."""
         from paceline.training.trials import Trial
 
@@ -279,7 +298,7 @@ class _Trials:
         folder.mkdir()
         if self.say:
             self.say.print(f"[dim]{label}[/dim]", end="\r" if self.say.is_terminal else "\n", soft_wrap=True)
-        yield Trial(folder, self.data, self.steps)
+        yield Trial(folder, self.data, steps or self.steps)
         if not stays:
             shutil.rmtree(folder)
 
@@ -291,7 +310,7 @@ def _step_row(differences: Differences) -> dict[str, Any]:
     return row | {"largest_difference": max(found.relative for found in differences.values()), "where": worst.where}
 
 
-def _show(rows: list[dict[str, Any]], resumed: list[dict[str, Any]], verdict: dict[str, Any]) -> None:
+def _show(rows: list[dict[str, Any]], resumed: list[dict[str, Any]], verdict: dict[str, Any], whole_runs: bool) -> None:
     out = console()
     out.print("each step from the first layout's state, in float64; limit 1e-12, amplification taken out")
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -307,6 +326,15 @@ def _show(rows: list[dict[str, Any]], resumed: list[dict[str, Any]], verdict: di
             _mark(good),
         )  # fmt: skip
     out.print(table)
+    if whole_runs:
+        _show_whole_runs(rows, out)
+    out.print()
+    for row in resumed:
+        out.print(_resume_line(row), soft_wrap=True)
+    out.print(f"\n{_conclusion(rows, resumed, verdict)}", soft_wrap=True)
+
+
+def _show_whole_runs(rows: list[dict[str, Any]], out: Console) -> None:
     out.print("\nthe whole run, over which rounding grows; no limit")
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("layout")
@@ -315,20 +343,18 @@ def _show(rows: list[dict[str, Any]], resumed: list[dict[str, Any]], verdict: di
     for row in rows:
         table.add_row(row["layout"], *(_small(row[column]) for column in (*RUN_COLUMNS, "float32_loss")))
     out.print(table)
-    out.print()
-    for row in resumed:
-        out.print(_resume_line(row), soft_wrap=True)
-    out.print(f"\n{_conclusion(rows, resumed, verdict)}", soft_wrap=True)
 
 
 def _resume_line(row: dict[str, Any]) -> str:
     killed = f"killed after step {row['killed_after_step']}, resumed on"
-    whole = max(float(row[column]) for column in RUN_COLUMNS)
-    how = "bit for bit the same" if row["bitwise"] else f"the whole run differs by {_small(whole)}"
+    how = ""
+    if "bitwise" in row:
+        whole = max(float(row[column]) for column in RUN_COLUMNS)
+        how = "bit for bit the same" if row["bitwise"] else f"the whole run differs by {_small(whole)}"
     if row["same_layout"]:
         return f"{killed} the same layout: {how} {_mark(row['bitwise'])}"
-    steps = max(float(row[column]) for column in STEP_COLUMNS)
-    return f"{killed} '{row['resumed_on']}': steps differ by {_small(steps)}, {how} {_mark(_steps_agree(row))}"
+    steps = f"steps differ by {_small(max(float(row[column]) for column in STEP_COLUMNS))}"
+    return f"{killed} '{row['resumed_on']}': {', '.join(filter(None, (steps, how)))} {_mark(_steps_agree(row))}"
 
 
 def _conclusion(rows: list[dict[str, Any]], resumed: list[dict[str, Any]], verdict: dict[str, Any]) -> str:

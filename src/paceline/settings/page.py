@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -28,10 +29,9 @@ def read_page(path: Path) -> str:
 def compose(text: str, name: str) -> yaml.Node | None:
     """The nodes of a YAML text, if it holds any; `name` stands for it in messages."""
     if len(text) <= _SMALL:
-        try:
-            return _composed(text, yaml.SafeLoader)
-        except RecursionError:
-            raise too_deep(name) from None
+        with suppress(yaml.YAMLError):  # which the other parser tells better
+            _check_size(text, name)
+        return _composed(text, yaml.SafeLoader)
     if len(text) > MOST_BYTES:
         raise SpecError(f"{name}: is larger than {MOST_BYTES >> 20} MiB, so it is no page of settings")
     _check_size(text, name)
@@ -52,7 +52,7 @@ def too_many(name: str) -> SpecError:
 
 
 def _check_size(text: str, name: str) -> None:
-    """Refuse what would take long to compose; the fast parser would even fall over depth."""
+    """Refuse what would take long to compose; the parsers would even fall over depth."""
     depth = values = 0
     for event in yaml.parse(text, Loader=_FAST):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

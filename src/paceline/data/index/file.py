@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from paceline.data.index.formats import split_of
-from paceline.files import write_whole
+from paceline.files import open_file, write_whole
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -74,7 +74,7 @@ def read_arrays(
     With `check_arrays` off, only the header is certain to be what was written.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError):
         return None

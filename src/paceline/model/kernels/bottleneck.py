@@ -195,7 +195,11 @@ def _kernels(x: Tensor) -> ModuleType:
 
 def _every(x: Tensor, stride: int) -> Tensor:
     """Every pixel that a stride meets, in channels-last order."""
-    return x if stride == 1 else x[:, :, ::stride, ::stride].contiguous(memory_format=torch.channels_last)
+    if stride == 1:
+        return x
+    # Sixteen bytes at a time: torch would copy number by number.
+    wide = x.permute(0, 2, 3, 1).view(torch.complex128)
+    return wide[:, ::stride, ::stride].contiguous().view(x.dtype).permute(0, 3, 1, 2)
 
 
 def _like(parameter: Tensor, gradient: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ def pool_forward(x: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tenso
     y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     position, top = torch.empty_like(y, dtype=torch.int8), torch.empty_like(y)
     total = y.numel() // channels
-    block = 2048 // channels
+    block = 1024 // channels
     pool_forward_program[(triton.cdiv(total, block),)](
         x, y, position, top, scale, shift, total, total // len(scale), height, width, channels, block, num_warps=4
     )
@@ -41,7 +41,7 @@ def pool_forward(x: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tenso
 def pool_backward(dy: Tensor, position: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """a z + b x + c, where z is the gradient of the pixels; see the twin."""
     _, channels, height, width = x.shape
-    dx, total, block = torch.empty_like(x), dy.numel() // channels, 2048 // channels
+    dx, total, block = torch.empty_like(x), dy.numel() // channels, 1024 // channels
     pool_backward_program[(triton.cdiv(total, block),)](
         dy, position, x, dx, a, b, c, total, total // len(a), height, width, channels, block, num_warps=4
     )
