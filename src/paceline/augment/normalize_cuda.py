@@ -12,8 +12,9 @@ BLOCK = 4096
 
 @triton.jit(do_not_specialize=["total"])  # type: ignore[untyped-decorator]
 def _normalize(images, mean, std, normal, total, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803 - constant when compiled
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    channel = at % CHANNELS
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    at = first + tl.arange(0, BLOCK)
+    channel = ((first % CHANNELS).to(tl.int32) + tl.arange(0, BLOCK)) % CHANNELS
     value = tl.load(images + at, mask=at < total, other=0).to(tl.float32)
     value = tl.div_rn(value - tl.load(mean + channel), tl.load(std + channel))
     tl.store(normal + at, value, mask=at < total)

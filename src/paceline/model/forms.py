@@ -47,7 +47,7 @@ class StepWeights:
         self._copies = [torch.empty_like(weight, dtype=dtype) for weight in self._weights]
         copies = iter(self._copies)
         for layer in layers:
-            layer.step_weight = next(copies) if layer.weight.dtype != dtype else layer.weight.detach()  # type: ignore[assignment]
+            layer.step_weight = next(copies) if layer.weight.dtype != dtype else layer.weight.detach()
 
     def refresh(self) -> None:
         """Copy the weights as they are now."""

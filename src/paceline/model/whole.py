@@ -48,9 +48,7 @@ class Whole:
         assert batch.draws is not None
         return replace(batch, images=self.augment.prepare(batch.images, batch.draws))
 
-    def forward_backward(
-        self, batches: list[MicroBatch], loss_scale: Tensor | None = None, begin: int = 0
-    ) -> Tensor:
+    def forward_backward(self, batches: list[MicroBatch], loss_scale: Tensor | None = None, begin: int = 0) -> Tensor:
         """Train on this replica's micro-batches: gradients times the loss scale add up, and TRAIN_SUMS come back.
 
         `begin` is the number of the first of them in the step; gradients of those before it are there already.

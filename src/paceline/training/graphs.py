@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from paceline.augment.pipeline import Draws
 from paceline.data.load.batches import MicroBatch
-
-if TYPE_CHECKING:
-    from paceline.training.session import Session
+from paceline.training.device_step import device_step, device_update
+from paceline.training.session import Session
 
 WARM_STEPS = 2
 """Steps of a shape that are taken before one is recorded: they choose kernels, which a recording cannot."""
@@ -45,8 +43,6 @@ class StepGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._seen: dict[object, int] = {}
         self._recordings: dict[object, Recording | None] = {}
-        self.fault = ""
-        """Why the last recording that failed did so."""
 
     def step(self, batches: list[MicroBatch], scale: Tensor) -> Tensor:
         """Forward, backward and update; gives the flag of a bad step."""
@@ -61,8 +57,6 @@ class StepGraphs:
 
     def _eager(self, batches: list[MicroBatch], scale: Tensor) -> Tensor:
         """A step on the stream that recordings use, so that what torch prepares there serves them too."""
-        from paceline.training.step import device_step
-
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -75,14 +69,12 @@ class StepGraphs:
         try:
             return self._recorded(batches, scale)
         except RuntimeError as fault:
-            self.fault = str(fault).partition("\n")[0]
+            self._session.run.write("unrecorded", step=self._session.state.step, why=str(fault).partition("\n")[0])
             for parameter in self._network.parameters:
                 parameter.grad = None
             return None
 
     def _recorded(self, batches: list[MicroBatch], scale: Tensor) -> Recording:
-        from paceline.training.step import device_update
-
         network, batch = self._network, _copy(batches[0])
         first, following, update = torch.cuda.CUDAGraph(), None, torch.cuda.CUDAGraph()
         with self._capture(first):

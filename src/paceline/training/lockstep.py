@@ -24,11 +24,12 @@ from paceline import keyed
 from paceline.data.load.batches import MicroBatch
 from paceline.files import write_whole
 from paceline.model.metrics import TRAIN_SUMS
+from paceline.training.device_step import device_sums, device_update
 from paceline.training.differences import NEGLIGIBLE, magnitude, relative_difference, state_scales
 from paceline.training.restore import restore_newest
 from paceline.training.session import Session
 from paceline.training.state import State
-from paceline.training.step import begin_step, device_sums, device_update, end_step
+from paceline.training.step import begin_step, end_step
 
 ONE_BIT = 2.0**-52
 """The noise, as a fraction of each weight."""

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,10 +18,12 @@ from paceline.launch import Launch
 from paceline.planning import Plan
 from paceline.record import Mode, Run
 from paceline.settings.placement import Placement
-from paceline.training.graphs import StepGraphs
 from paceline.training.requests import Requests, Signals
 from paceline.training.state import State, build_state
 from paceline.world import World, init_world
+
+if TYPE_CHECKING:
+    from paceline.training.graphs import StepGraphs
 
 
 class StepInputs:
@@ -47,6 +50,8 @@ class Session:
     data_folder: Path | None = None
     quarantine: Path | None = None
     """The folder that lists images which cannot be decoded; None lists them nowhere."""
+    graphs: StepGraphs | None = None
+    """Recorded steps, once there are any."""
 
     @cached_property
     def state(self) -> State:
@@ -57,11 +62,6 @@ class Session:
     def inputs(self) -> StepInputs:
         """What the host sets for each step."""
         return StepInputs(self.world.device)
-
-    @cached_property
-    def graphs(self) -> StepGraphs | None:
-        """Recorded steps, if the placement has them."""
-        return StepGraphs(self) if self.plan.placement.graphs else None
 
     @cached_property
     def loader(self) -> Loader:

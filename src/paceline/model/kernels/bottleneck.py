@@ -13,7 +13,7 @@ from paceline.model.batch import Batch
 from paceline.model.kernels import gram
 from paceline.model.kernels.gram import Scatter, WidenedGradient
 from paceline.model.kernels.norm import Normed, as_images, as_rows, norm_by_moments, norm_gradient_by_sums, rows_for
-from paceline.model.norm import BatchNormAct
+from paceline.model.norm import BatchNormAct, NormAct
 from paceline.settings.model import Activation
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class _Bottleneck(torch.autograd.Function):
         dn1, d_w2 = _conv2_backward(unit.conv2, da2, narrow.n1, ctx.shape, ctx.shape2)
         s1, p1, _ = ops.gradient_sums(dn1, narrow.a1, norm1.scale, norm1.shift, "relu")
         da1, *g1 = _norm_backward(unit.norm1, norm1, dn1, narrow.a1, s1, p1, "relu")
-        d_w1 = kernels.weight_product(da1, narrow.x).sum(0)
+        d_w1 = _over_groups(kernels.weight_product(da1, narrow.x))
 
         added, last = d, list[Tensor]()
         if unit.projects:
@@ -202,23 +202,30 @@ def _every(x: Tensor, stride: int) -> Tensor:
     return wide[:, ::stride, ::stride].contiguous().view(x.dtype).permute(0, 3, 1, 2)
 
 
+def _over_groups(products: Tensor) -> Tensor:
+    """The sum over norm groups."""
+    return products[0] if len(products) == 1 else products.sum(0)
+
+
 def _like(parameter: Tensor, gradient: Tensor) -> Tensor:
     """A gradient as its parameter is: in shape, and in the type in which gradients add up."""
     dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
     return gradient.view(parameter.shape).to(dtype)
 
 
-def _normed(norm: BatchNormAct, mean: Tensor, var: Tensor, rows: int, batch: Batch) -> Normed:
+def _normed(norm: NormAct, moments: tuple[Tensor, Tensor], rows: int, batch: Batch) -> Normed:
     """A norm by this replica's moments of each group, which go to the batch's statistics too."""
-    return norm_by_moments(norm, mean, var, rows, norm.columns(batch.statistics))
+    assert isinstance(norm, BatchNormAct)
+    return norm_by_moments(norm, moments, rows, norm.columns(batch.statistics))
 
 
 def _norm_backward(
-    norm: BatchNormAct, normed: Normed, d: Tensor, x: Tensor, sums: Tensor, products: Tensor,
+    norm: NormAct, normed: Normed, d: Tensor, x: Tensor, sums: Tensor, products: Tensor,
     activation: Activation | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradient before a norm by that behind it, or behind its activation, and the sums of d and of d x; with those
     of its weight and bias."""
+    assert isinstance(norm, BatchNormAct)
     g = norm_gradient_by_sums(normed, norm.weight, sums, products, x.shape[1], norm.shared)
     dx = rows_for(x).norm_gradient(d, x, normed.scale, normed.shift, g.a, g.b, g.c, activation)
     return dx, g.weight, g.bias
@@ -230,29 +237,28 @@ def _narrow_forward(
     """conv1, norm1, ReLU and conv2, with the norm behind that; the picture that conv2 gives comes last."""
     kernels, ops = _kernels(x), rows_for(x)
     a1, moments = kernels.product_moments(x, compute_weight(unit.conv1, x.dtype).flatten(1))
-    norm1 = _normed(unit.norm1, *moments, x.shape[1], batch)
+    norm1 = _normed(unit.norm1, moments, x.shape[1], batch)
     n1 = ops.scale_shift(a1, norm1.scale, norm1.shift, "relu")
     conv, weight = unit.conv2, compute_weight(unit.conv2, x.dtype)
     picture = F.conv2d(as_images(n1, shape), weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
     picture = picture.contiguous(memory_format=torch.channels_last)
     a2 = as_rows(picture, len(x))
-    return Narrow(x, a1, n1, a2), norm1, _normed(unit.norm2, *ops.moments(a2), a2.shape[1], batch), picture
+    return Narrow(x, a1, n1, a2), norm1, _normed(unit.norm2, ops.moments(a2), a2.shape[1], batch), picture
 
 
-def _widen(
-    layer: nn.Conv2d, norm: BatchNormAct, a: Tensor, scatter: Scatter, batch: Batch
-) -> tuple[Widened, Normed]:
+def _widen(layer: nn.Conv2d, norm: NormAct, a: Tensor, scatter: Scatter, batch: Batch) -> tuple[Widened, Normed]:
     """The norm of a widening product of rows with this scatter."""
     kernels = _kernels(a)
     weight = compute_weight(layer, a.dtype).flatten(1)
     moments, weight_scatter = kernels.widened_moments(weight, scatter, a.shape[1])
-    return Widened(a, *scatter, weight_scatter), _normed(norm, *moments, a.shape[1], batch)
+    return Widened(a, *scatter, weight_scatter), _normed(norm, moments, a.shape[1], batch)
 
 
 def _widened_backward(
-    layer: nn.Conv2d, norm: BatchNormAct, widened: Widened, normed: Normed, d: Tensor, sums: Tensor
+    layer: nn.Conv2d, norm: NormAct, widened: Widened, normed: Normed, d: Tensor, sums: Tensor
 ) -> tuple[Tensor, Tensor, WidenedGradient]:
     """The gradients of a norm's weight and bias and of the widening product before it, by that behind the norm."""
+    assert isinstance(norm, BatchNormAct)
     kernels = _kernels(d)
     gradients: tuple[Tensor, Tensor, WidenedGradient] = kernels.widened_gradient(
         kernels.weight_product(d, widened.a), sums, compute_weight(layer, d.dtype).flatten(1),

@@ -1,8 +1,9 @@
-"""Products of a bottleneck with the norms around them, in plain torch: the twins of the kernels in gram_triton.py.
+"""Products of a bottleneck with the norms around them, in plain torch: the twins of what is in gram_triton.py.
 
-Rows are [norm groups, rows of a group, channels], a row being a pixel of an image. A widening product y = a W^T needs no
-look at y to be normalized: the mean and the scatter of the narrow rows `a` give its statistics before it is computed. So
-product, norm, shortcut and ReLU are one pass, and nothing wide is read, written or kept for the norm's sake.
+Rows are [norm groups, rows of a group, channels], a row being a pixel of an image. A widening product y = a W^T needs
+no look at y to be normalized: the mean and the scatter of the narrow rows `a` give its statistics before it is
+computed. So product, norm, shortcut and ReLU are one pass, and nothing wide is read, written or kept for the norm's
+sake, forward or backward.
 """
 
 from __future__ import annotations

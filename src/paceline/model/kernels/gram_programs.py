@@ -1,15 +1,14 @@
-"""Triton kernels for the products of a bottleneck and the norms around them; gram_triton.py launches them.
+"""Triton programs for the products of a bottleneck and the norms around them; gram_triton.py launches them.
 
-All sums are deterministic: each program leaves its own part, and a second kernel adds the parts up in float64. Sums of
-squares are taken around a pivot, the mean of the program's first tile, so that they lose nothing where a channel's mean is
-large, and tensor cores, which truncate, add up small numbers only.
+All sums are deterministic: each program leaves its own part, and a second one adds the parts up in float64. Sums of
+squares are taken around a pivot, the mean of the program's first tile, so that they lose nothing where a channel's mean
+is large, and tensor cores, which truncate, add up small numbers only.
 """
-
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+import triton  # type: ignore[import-not-found]
+import triton.language as tl  # type: ignore[import-not-found]
 
 
 @triton.jit
@@ -26,9 +25,7 @@ def _tile_rows(x, group, t, rows, width: tl.constexpr, BM: tl.constexpr):
 
 
 @triton.jit
-def _dot_rows(
-    acc, x, w, inside, cols, K: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr
-):
+def _dot_rows(acc, x, w, inside, cols, K: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr):
     """acc + x w[cols]^T, x being where a tile of rows begins."""
     r = tl.arange(0, BM)
     for k in range(0, K, BK):
@@ -60,11 +57,12 @@ def product_moments_program(
     x, w, y, parts, rows, tiles, P, N: tl.constexpr, K: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
+    """y = x w^T, with pivot, sum and sum of squares of its columns over the program\'s rows."""
     pid = tl.program_id(0)
-    NB: tl.constexpr = N // BN
-    cols = pid % NB * BN + tl.arange(0, BN)
-    p = pid // NB % P
-    group = pid // (NB * P)
+    BLOCKS: tl.constexpr = N // BN
+    cols = pid % BLOCKS * BN + tl.arange(0, BN)
+    p = pid // BLOCKS % P
+    group = pid // (BLOCKS * P)
     pivot = tl.zeros([BN], tl.float32)
     s = tl.zeros([BN], tl.float32)
     q = tl.zeros([BN], tl.float32)
@@ -193,10 +191,10 @@ def product_norm_program(
 ):  # fmt: skip
     """relu((a w^T) scale + shift + x), or with K2 columns in x, x v^T in its place."""
     pid = tl.program_id(0)
-    NB: tl.constexpr = N // BN
-    cols = pid % NB * BN + tl.arange(0, BN)
-    t = pid // NB % tiles
-    group = pid // (NB * tiles)
+    BLOCKS: tl.constexpr = N // BN
+    cols = pid % BLOCKS * BN + tl.arange(0, BN)
+    t = pid // BLOCKS % tiles
+    group = pid // (BLOCKS * tiles)
     inside = tl.arange(0, BM) < rows - t * BM
     off = tl.arange(0, BM)[:, None] * N + cols[None, :]
     if K2 == 0:  # under way while the product is computed
@@ -233,10 +231,10 @@ def input_gradient_program(
 ):  # fmt: skip
     """z = d w + a qm + c; MASKED: where a > 0, with the sums of z and z x over the program's rows."""
     pid = tl.program_id(0)
-    NB: tl.constexpr = N // BN
-    cols = pid % NB * BN + tl.arange(0, BN)
-    p = pid // NB % P
-    group = pid // (NB * P)
+    BLOCKS: tl.constexpr = N // BN
+    cols = pid % BLOCKS * BN + tl.arange(0, BN)
+    p = pid // BLOCKS % P
+    group = pid // (BLOCKS * P)
     constant = tl.load(c + group * N + cols)
     s = tl.zeros([BN], tl.float32)
     q = tl.zeros([BN], tl.float32)
@@ -272,10 +270,10 @@ def input_gradient_added_program(
 ):  # fmt: skip
     """z = d w + added where x > 0, with the sums of z over the program's rows."""
     pid = tl.program_id(0)
-    NB: tl.constexpr = N // BN
-    cols = pid % NB * BN + tl.arange(0, BN)
-    p = pid // NB % P
-    group = pid // (NB * P)
+    BLOCKS: tl.constexpr = N // BN
+    cols = pid % BLOCKS * BN + tl.arange(0, BN)
+    p = pid // BLOCKS % P
+    group = pid // (BLOCKS * P)
     s = tl.zeros([BN], tl.float32)
     for t in range(p, tiles, P):
         inside = tl.arange(0, BM) < rows - t * BM

@@ -1,16 +1,13 @@
 """The operations of gram.py on a CUDA device, by Triton kernels."""
 
-# mypy: disable-error-code="import-not-found"
-
 from __future__ import annotations
 
 import torch
-import triton
+import triton  # type: ignore[import-not-found]
 from torch import Tensor
 
 from paceline.model.kernels import gram, rows_triton
 from paceline.model.kernels.gram import Moments, Scatter, WidenedGradient
-from paceline.model.kernels.widened_programs import widened_gradient_program, widened_moments_program
 from paceline.model.kernels.gram_programs import (
     combine_moments_program,
     combine_scatter_program,
@@ -23,16 +20,15 @@ from paceline.model.kernels.gram_programs import (
 )
 from paceline.model.kernels.norm import Normed
 from paceline.model.kernels.tiles import tile
+from paceline.model.kernels.widened_programs import widened_gradient_program, widened_moments_program
 from paceline.model.norm import SharedStatistics
 
 PROGRAMS = 132 * 4
 """About how many programs leave a part of a sum each."""
 WIDEST = 128
 """Up to so many channels one program holds a whole scatter matrix."""
-ELEMENTS = 64
+ELEMENTS = 32
 """Numbers of a scatter matrix that one program adds up."""
-DEEP = 256
-"""With at least so many inner columns, torch's own product followed by a pass that masks is faster than one kernel."""
 
 
 def masked(dy: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,7 +100,7 @@ def _scatter(x: Tensor, y: Tensor, scale: Tensor | None, shift: Tensor | None) -
     )
     matrix = _floats(x, groups, channels, channels)
     combine_scatter_program[(channels * channels // ELEMENTS, groups)](
-        sums, matrices, mean, matrix, rows, tiles, parts, channels, t.rows, 32, ELEMENTS, num_warps=4
+        sums, matrices, mean, matrix, rows, tiles, parts, channels, t.rows, 64, ELEMENTS, num_warps=4
     )
     return Scatter(mean, matrix)
 
@@ -183,9 +179,7 @@ def input_gradient_masked(d: Tensor, a: Tensor, gradient: WidenedGradient, x: Te
     return z, sums[:, 0], sums[:, 1]
 
 
-def _input_gradient(
-    kernel: str, d: Tensor, a: Tensor, gradient: WidenedGradient, x: Tensor
-) -> tuple[Tensor, Tensor]:
+def _input_gradient(kernel: str, d: Tensor, a: Tensor, gradient: WidenedGradient, x: Tensor) -> tuple[Tensor, Tensor]:
     (groups, rows, k), n = d.shape, a.shape[2]
     t, summed = tile(kernel, n, k), kernel == "input_gradient_masked"
     tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
@@ -199,10 +193,8 @@ def _input_gradient(
 
 
 def input_gradient_added(d: Tensor, weight: Tensor, added: Tensor, x: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """z = d W + added where x > 0, and its sums over the rows of each group; see the twin. `added` may change."""
+    """z = d W + added where x > 0, and its sums over the rows of each group; see the twin."""
     (groups, rows, k), n = d.shape, x.shape[2]
-    if k >= DEEP and added.shape[1] == rows:
-        return masked(added.baddbmm_(d, weight.expand(groups, -1, -1)), x)
     t = tile("input_gradient_added", n, k)
     tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
     parts = _parts(groups * blocks, tiles)

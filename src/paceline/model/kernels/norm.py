@@ -72,13 +72,13 @@ class FusedBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, mask: Tensor | None,
+        ctx: Any, x: Tensor, weight: Tensor, _bias: Tensor, shortcut: Tensor | None, mask: Tensor | None,
         slots: tuple[Tensor, Tensor], norm: BatchNormAct,
     ) -> Tensor:  # fmt: skip
         kernels, groups = rows_for(x), len(slots[0])
         data, beside = as_rows(x, groups), None if shortcut is None else as_rows(shortcut, groups)
         factors = None if mask is None else mask.reshape(groups, -1).contiguous()
-        normed = norm_by_moments(norm, *kernels.moments(data), data.shape[1], slots)
+        normed = norm_by_moments(norm, kernels.moments(data), data.shape[1], slots)
         y = kernels.scale_shift(data, normed.scale, normed.shift, norm.activation, beside, factors)
         out = as_images(y, x.shape).data  # no view of y for autograd, which lets nobody change such outputs in place
         told = norm.activation in ("relu", "relu6")
@@ -109,11 +109,9 @@ class FusedBatchNorm(torch.autograd.Function):
         return dx, dweight, dbias, dshortcut, None, None, None
 
 
-def norm_by_moments(
-    norm: BatchNormAct, mean: Tensor, var: Tensor, rows: int, slots: tuple[Tensor, Tensor]
-) -> Normed:
-    """A norm by the mean and variance of this replica's rows in each group; statistics go to the slots of the groups."""
-    shared, replicas = norm.shared, 1
+def norm_by_moments(norm: BatchNormAct, mean: Tensor, var: Tensor, rows: int, slots: tuple[Tensor, Tensor]) -> Normed:
+    """A norm by the mean and variance of this replica's rows in each group, which go to the slots of the groups."""
+    (mean, var), shared, replicas = moments, norm.shared, 1
     if shared is not None:
         assert len(mean) == 1, "a norm group across replicas is all that a pass has"
         replicas = shared.count
@@ -131,10 +129,10 @@ def norm_gradient_by_sums(
 ) -> NormGradient:
     """The gradients of a norm by the sums of d and of d x over this replica's rows in each group."""
     constants = rows_for(weight).backward_constants
-    own = NormGradient(*constants(sums, products, normed.mean, normed.inverse, weight, rows))
+    a, b, c, d_weight, d_bias = constants(sums, products, normed.mean, normed.inverse, weight, rows)
     if shared is None:
-        return own
+        return NormGradient(a, b, c, d_weight, d_bias)
     # Weight and bias have this replica's own gradients, the images those of the whole group.
     sums, products = shared.all_reduce(torch.stack([sums, products]))
-    whole = constants(sums, products, normed.mean, normed.inverse, weight, rows * shared.count)
-    return NormGradient(*whole[:3], own.weight, own.bias)
+    a, b, c, _, _ = constants(sums, products, normed.mean, normed.inverse, weight, rows * shared.count)
+    return NormGradient(a, b, c, d_weight, d_bias)

@@ -1,4 +1,4 @@
-"""Norm, ReLU and 3x3 max-pool with stride 2 behind a stem's convolution, in plain torch: the twins of pool_triton.py."""
+"""Norm, ReLU and 3x3 max-pool of stride 2 behind a stem's convolution, in plain torch: the twins of pool_triton.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def unshuffle(images: Tensor, dtype: torch.dtype, channels: int) -> Tensor:
 
 
 def pool_forward(x: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The pool of relu(x scale + shift); which pixel each number comes from, none where it is zero, and what x is there.
+    """The pool of relu(x scale + shift); which pixel each number comes from, -1 where it is zero; and what x is there.
 
     Scale and shift are [norm groups, channels]; the groups have the same number of images each.
     """

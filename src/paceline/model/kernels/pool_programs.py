@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+import triton  # type: ignore[import-not-found]
+import triton.language as tl  # type: ignore[import-not-found]
 
 
 @triton.jit(do_not_specialize=["total", "H", "W"])
@@ -28,9 +28,7 @@ def unshuffle_program(
 
 
 @triton.jit(do_not_specialize=["total", "rows", "H", "W"])
-def pool_forward_program(
-    x, y, position, top, scale, shift, total, rows, H, W, C: tl.constexpr, BLOCK: tl.constexpr
-):
+def pool_forward_program(x, y, position, top, scale, shift, total, rows, H, W, C: tl.constexpr, BLOCK: tl.constexpr):
     """BLOCK pixels of the pool; a norm group has `rows` of them."""
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c = tl.arange(0, C)
@@ -72,9 +70,7 @@ def _window(dy, position, n, row, column, c, height, width, C: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["total", "rows", "H", "W"])
-def pool_backward_program(
-    dy, position, x, dx, a, b, cs, total, rows, H, W, C: tl.constexpr, BLOCK: tl.constexpr
-):
+def pool_backward_program(dy, position, x, dx, a, b, cs, total, rows, H, W, C: tl.constexpr, BLOCK: tl.constexpr):
     """The four pixels of BLOCK pairs of rows and columns; a norm group has `rows` of them."""
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c = tl.arange(0, C)

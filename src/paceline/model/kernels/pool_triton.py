@@ -1,11 +1,9 @@
 """The operations of pool.py on a CUDA device, by Triton kernels."""
 
-# mypy: disable-error-code="import-not-found"
-
 from __future__ import annotations
 
 import torch
-import triton
+import triton  # type: ignore[import-not-found]
 from torch import Tensor
 
 from paceline.model.kernels.pool_programs import pool_backward_program, pool_forward_program, unshuffle_program

@@ -1,15 +1,14 @@
-"""Triton kernels for the small matrices between the products of a bottleneck; gram_triton.py launches them."""
-
-
+"""Triton programs for the small matrices between the products of a bottleneck; gram_triton.py launches them."""
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+import triton  # type: ignore[import-not-found]
+import triton.language as tl  # type: ignore[import-not-found]
 
 
 @triton.jit(do_not_specialize=["rows", "N"])
 def widened_moments_program(w, ws, a_mean, mean, var, rows, N, C: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):
+    """The moments of rows of the weight times what the scatter belongs to."""
     group = tl.program_id(1)
     n = tl.program_id(0) * BR + tl.arange(0, BR)
     m = tl.zeros([BR, BC], tl.float64)
