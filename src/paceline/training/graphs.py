@@ -69,7 +69,7 @@ class StepGraphs:
         try:
             return self._recorded(batches, scale)
         except RuntimeError as fault:
-            self._session.run.write("unrecorded", step=self._session.state.step, why=str(fault).partition("\n")[0])
+            self._session.run.note(f"A step is not recorded as a CUDA graph: {str(fault).partition(chr(10))[0]}")
             for parameter in self._network.parameters:
                 parameter.grad = None
             return None

@@ -54,7 +54,12 @@ def _train(session: Session, job: Job, console: Console, command: list[str]) -> 
             console.print(text, markup=False, soft_wrap=True)
         return 0
     parameters = sum(parameter.numel() for parameter in state.network.module.parameters())
-    run.write("start", **start_row(plan, job.machine, state.step, before, command), parameters=parameters)
+    run.write(
+        "start",
+        **start_row(plan, job.machine, state.step, before, command),
+        parameters=parameters,
+        forms=state.network.forms,
+    )
     done = False
     with suppress(Stopped):
         done = train(session)

@@ -109,7 +109,9 @@ class FusedBatchNorm(torch.autograd.Function):
         return dx, dweight, dbias, dshortcut, None, None, None
 
 
-def norm_by_moments(norm: BatchNormAct, mean: Tensor, var: Tensor, rows: int, slots: tuple[Tensor, Tensor]) -> Normed:
+def norm_by_moments(
+    norm: BatchNormAct, moments: tuple[Tensor, Tensor], rows: int, slots: tuple[Tensor, Tensor]
+) -> Normed:
     """A norm by the mean and variance of this replica's rows in each group, which go to the slots of the groups."""
     (mean, var), shared, replicas = moments, norm.shared, 1
     if shared is not None:
