@@ -13,15 +13,19 @@ from paceline.model.precision import compute_dtype
 from paceline.model.resnet import ResidualUnit, Stem
 from paceline.planning import Plan
 
+CAPABILITY = (8, 0)
+"""Older devices have no tensor cores for bfloat16."""
 BOTTLENECK, STEM, NORMS, PLAIN = "fused bottleneck", "fused stem", "fused norms", "plain"
 
 
 def fuse(network: Network, plan: Plan) -> dict[str, str]:
     """Give each block the fused form that it can have, if the placement wants them; gives the form of each."""
-    if plan.placement.kernels == "plain":
+    cuda = plan.placement.device == "cuda"
+    if plan.placement.kernels == "plain" or (cuda and torch.cuda.get_device_capability() < CAPABILITY):
         return dict.fromkeys(network._modules, PLAIN)
-    # Matrix products of a fused bottleneck are in 16 bits, or on the CPU in any type.
-    products = plan.placement.precision in ("bf16", "fp16") or plan.placement.device == "cpu"
+    # The small matrices between the products of a bottleneck hold gradients over many rows, which are too small for
+    # float16; the CPU takes any type.
+    products = plan.placement.precision == "bf16" or not cuda
     forms = {}
     for name, block in network.named_children():
         norms = [module for module in block.modules() if isinstance(module, BatchNormAct)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton  # type: ignore[import-not-found]
 from torch import Tensor
@@ -19,7 +21,7 @@ from paceline.model.kernels.gram_programs import (
     sum_parts_program,
 )
 from paceline.model.kernels.norm import Normed
-from paceline.model.kernels.tiles import tile
+from paceline.model.kernels.tiles import Tile, tile
 from paceline.model.kernels.widened_programs import widened_gradient_program, widened_moments_program
 from paceline.model.norm import SharedStatistics
 
@@ -42,7 +44,7 @@ def masked(dy: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
 def product_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Moments]:
     """y = x W^T, and its moments."""
     (groups, rows, k), n = x.shape, len(weight)
-    t = tile("product_moments", n, k)
+    t = _tile(x, "product_moments", n, k)
     tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
     parts = _parts(groups * blocks, tiles)
     y, sums = x.new_empty(groups, rows, n), _floats(x, groups, parts, 3, n)
@@ -85,7 +87,7 @@ def _scatter_by_product(x: Tensor) -> Scatter:
 
 def _scatter(x: Tensor, y: Tensor, scale: Tensor | None, shift: Tensor | None) -> Scatter:
     groups, rows, channels = x.shape
-    t = tile("relu_scatter", channels, 0)
+    t = _tile(x, "relu_scatter", channels, 0)
     tiles = triton.cdiv(rows, t.rows)
     parts = _parts(groups, tiles, PROGRAMS // 2)
     sums, matrices = _floats(x, groups, parts, 3, channels), _floats(x, groups, parts, channels, channels)
@@ -132,7 +134,7 @@ def _product_norm(
     kernel: str, a: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, x: Tensor, v: Tensor, inputs: int
 ) -> Tensor:
     (groups, rows, k), n = a.shape, len(weight)
-    t = tile(kernel, n, k)
+    t = _tile(a, kernel, n, k)
     tiles = triton.cdiv(rows, t.rows)
     y = a.new_empty(groups, rows, n)
     product_norm_program[(groups * tiles * (n // t.columns),)](
@@ -181,7 +183,7 @@ def input_gradient_masked(d: Tensor, a: Tensor, gradient: WidenedGradient, x: Te
 
 def _input_gradient(kernel: str, d: Tensor, a: Tensor, gradient: WidenedGradient, x: Tensor) -> tuple[Tensor, Tensor]:
     (groups, rows, k), n = d.shape, a.shape[2]
-    t, summed = tile(kernel, n, k), kernel == "input_gradient_masked"
+    t, summed = _tile(a, kernel, n, k), kernel == "input_gradient_masked"
     tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
     parts = _parts(groups * blocks, tiles) if summed else tiles
     z, sums = torch.empty_like(a), _floats(a, groups, parts, 2, n) if summed else gradient.c
@@ -195,7 +197,7 @@ def _input_gradient(kernel: str, d: Tensor, a: Tensor, gradient: WidenedGradient
 def input_gradient_added(d: Tensor, weight: Tensor, added: Tensor, x: Tensor, side: int) -> tuple[Tensor, Tensor]:
     """z = d W + added where x > 0, and its sums over the rows of each group; see the twin."""
     (groups, rows, k), n = d.shape, x.shape[2]
-    t = tile("input_gradient_added", n, k)
+    t = _tile(x, "input_gradient_added", n, k)
     tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
     parts = _parts(groups * blocks, tiles)
     z, sums = torch.empty_like(x), _floats(x, groups, parts, n)
@@ -204,6 +206,18 @@ def input_gradient_added(d: Tensor, weight: Tensor, added: Tensor, x: Tensor, si
         t.rows, t.columns, t.inner, rows % t.rows == 0, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     return z, _sum_parts(sums)
+
+
+def _tile(x: Tensor, kernel: str, columns: int, inner: int) -> Tile:
+    """The tile for a shape, no larger than the device's shared memory."""
+    return tile(kernel, columns, inner).within(_shared_memory(x.device))
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    if device.type != "cuda":  # Triton's interpreter
+        return 227 << 10
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 def _parts(others: int, tiles: int, programs: int = PROGRAMS) -> int:

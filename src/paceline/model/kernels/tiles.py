@@ -21,6 +21,20 @@ class Tile(NamedTuple):
     warps: int
     stages: int
 
+    @property
+    def bytes(self) -> int:
+        """Shared memory for the 16-bit operands that are under way."""
+        return 2 * self.stages * self.inner * (self.rows + self.columns)
+
+    def within(self, memory: int) -> Tile:
+        """This tile, or the next smaller one whose operands fit so many bytes of shared memory."""
+        small = self
+        while small.bytes > memory and small.stages > 2:
+            small = small._replace(stages=small.stages - 1)
+        while small.bytes > memory and small.columns > 64:
+            small = small._replace(columns=small.columns // 2)
+        return small
+
 
 @cache
 def measured() -> dict[str, Tile]:
