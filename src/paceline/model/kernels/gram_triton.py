@@ -217,7 +217,8 @@ def _tile(x: Tensor, kernel: str, columns: int, inner: int) -> Tile:
 def _shared_memory(device: torch.device) -> int:
     if device.type != "cuda":  # Triton's interpreter
         return 227 << 10
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
+    return int(properties["max_shared_mem"])
 
 
 def _parts(others: int, tiles: int, programs: int = PROGRAMS) -> int:
