@@ -150,7 +150,15 @@ def test_identifiers_are_read_as_words(identifier: str, words: set[str]) -> None
     assert words_of(identifier) == words
 
 
-PROTOCOLS = ("cli.py", "worker.py", "command/", "data/index/formats/", "model/kernels/rows")
+PROTOCOLS = (
+    "cli.py",
+    "worker.py",
+    "command/",
+    "data/index/formats/",
+    "model/kernels/rows",
+    "model/kernels/gram",
+    "model/kernels/pool",
+)
 """Modules that define the same names on purpose: verbs, formats of one protocol, and kernels and their plain twins."""
 
 
