@@ -1,0 +1,238 @@
+"""Which blocks take a fused form, what that changes in a run (nothing), and which placements are refused."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.machinery import ModuleSpec
+
+import pytest
+import torch
+from torch import nn
+
+from bottleneck_cases import distance
+from conftest import make_plan, make_session
+from paceline.data.load.loader import open_loader
+from paceline.errors import PlanError
+from paceline.model.build import build_network
+from paceline.model.forms import BOTTLENECK, NORMS, PLAIN, STEM, StepWeights, fuse
+from paceline.model.kernels import bottleneck
+from paceline.model.kernels.bottleneck import compute_weight
+from paceline.model.network import Network
+from paceline.model.norm import BatchNormAct
+from paceline.model.resnet import ResidualUnit, Stem
+from paceline.model.whole import Whole
+from paceline.planning import Plan
+from paceline.settings import placement
+from paceline.training.step import take_step
+from paceline.world import World
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+WORLD = World(torch.device("cpu"))
+FUSED = "on.kernels=fused"
+
+
+def planned(model: str, *words: str) -> tuple[Plan, Network]:
+    """A plan, and its network without memory."""
+    plan = make_plan(f"model={model}", "data.side=64", "norm_batch=16", *words)
+    with torch.device("meta"):
+        return plan, build_network(plan.recipe, plan.facts)
+
+
+@pytest.mark.parametrize(
+    ("model", "stem", "units"),
+    [
+        ("resnet50", STEM, BOTTLENECK),
+        ("resnext50", STEM, BOTTLENECK),
+        ("resnet18", STEM, NORMS),
+        ("efficientnet-b0", NORMS, NORMS),
+    ],
+)
+def test_each_block_takes_the_fused_form_that_it_can_have(model: str, stem: str, units: str) -> None:
+    plan, network = planned(model, FUSED)
+    forms = fuse(network, plan)
+    assert list(forms) == list(network._modules)
+    blocks = [name for name in forms if name.startswith("stage")]
+    assert forms["stem"] == stem
+    assert {forms[name] for name in blocks} == {units}
+    assert forms["head"] == PLAIN
+    assert all(norm.fused for norm in network.modules() if isinstance(norm, BatchNormAct))
+    assert {unit.fused for unit in network if isinstance(unit, ResidualUnit)} <= {units == BOTTLENECK}
+    assert [each.fused for each in network if isinstance(each, Stem)] in ([], [torch.float32 if stem == STEM else None])
+
+
+def test_only_the_strided_units_of_version_1_keep_their_products_apart() -> None:
+    plan, network = planned("{name: resnet50, version: v1}", FUSED)
+    forms = fuse(network, plan)
+    apart = [name for name, form in forms.items() if form == NORMS]
+    assert apart == ["stage2/unit1", "stage3/unit1", "stage4/unit1"]
+
+
+def test_narrow_bottlenecks_keep_their_products_apart() -> None:
+    plan, network = planned("resnet29-bottleneck", FUSED)
+    forms = fuse(network, plan)
+    assert {name.partition("/")[0] for name, form in forms.items() if form == BOTTLENECK} == {"stage3"}
+
+
+@pytest.mark.parametrize(("model", "form"), [("vgg16-bn", NORMS), ("vgg16", PLAIN)])
+def test_convolutions_of_vgg_have_fused_norms_where_there_are_any(model: str, form: str) -> None:
+    plan, network = planned(model, FUSED)
+    forms = fuse(network, plan)
+    assert {each for name, each in forms.items() if name.startswith("stage")} == {form}
+    assert {each for name, each in forms.items() if not name.startswith("stage")} == {PLAIN}
+
+
+@pytest.mark.parametrize("model", ["resnet50", "resnet18", "efficientnet-b0"])
+def test_every_block_is_plain_unless_the_placement_wants_another_form(model: str) -> None:
+    for words in ((), ("on.kernels=plain",)):
+        plan, network = planned(model, *words)
+        assert fuse(network, plan) == dict.fromkeys(network._modules, PLAIN)
+        assert not any(getattr(module, "fused", False) for module in network.modules())
+
+
+def test_only_16_bits_have_fused_products_on_cuda() -> None:
+    for precision, form in (("bf16", BOTTLENECK), ("fp16", BOTTLENECK), ("fp32", NORMS), ("fp64", NORMS)):
+        plan, network = planned("resnet50", FUSED, "on.device=cuda", f"on.precision={precision}")
+        forms = fuse(network, plan)
+        assert forms["stage1/unit1"] == form
+        assert forms["stem"] == (STEM if form == BOTTLENECK else NORMS)
+
+
+def test_weights_are_copied_once_in_a_step() -> None:
+    plan = make_plan("model=resnet14", "data.side=32", "norm_batch=16", "on.precision=bf16", FUSED)
+    whole = Whole(plan, WORLD)
+    units = [unit for unit in whole.module if isinstance(unit, ResidualUnit)]
+    layers = [layer for unit in units for layer in unit.modules() if isinstance(layer, nn.Conv2d)]
+    assert len(layers) == 16
+    whole._begin()
+    for layer in layers:
+        copy = layer.step_weight
+        assert isinstance(copy, torch.Tensor)
+        assert copy.dtype == torch.bfloat16
+        assert copy.stride() == layer.weight.stride()
+        assert torch.equal(copy, layer.weight.bfloat16())
+    before = [compute_weight(layer, torch.float32) for layer in layers]
+    with torch.no_grad():
+        layers[0].weight.add_(1)
+    assert not torch.equal(before[0], layers[0].weight.bfloat16())
+    whole._begin()
+    assert all(copy is layer.step_weight for copy, layer in zip(before, layers, strict=True))
+    assert torch.equal(before[0], layers[0].weight.bfloat16())
+    assert not any("step_weight" in name for name in whole.module.state_dict())
+
+
+def test_weights_that_have_the_type_already_are_not_copied() -> None:
+    plan, network = planned("resnet14", FUSED)
+    fuse(network, plan)
+    weights = StepWeights(network, torch.float32)
+    weights.refresh()
+    layer = network.get_submodule("stage1/unit1.conv1")
+    assert isinstance(layer.step_weight, torch.Tensor)
+    assert layer.step_weight.dtype == torch.float32
+    assert not weights._copies
+    assert not hasattr(network.get_submodule("stem.conv"), "step_weight")
+
+
+NARROW = "{name: resnext11, wide: true, cardinality: 16, group_width: 4}"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((f"model={NARROW}", "data.side=8", "norm_batch=8", "on.micro_batch=16"), 3),
+        (("model=resnet11-bottleneck", "norm_batch=8", "on.micro_batch=8", "on.recompute=all"), 1),
+        (("model=resnet8",), 0),
+    ],
+)
+def test_two_steps_with_fused_blocks_are_the_plain_ones(
+    words: tuple[str, ...], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bottleneck, "ROWS_PER_CHANNEL", 0.01)
+    states = []
+    for kernels in ("plain", "fused"):
+        session = make_session(make_plan(*words, "on.precision=fp64", f"on.kernels={kernels}"))
+        steps = session.loader.training(0)
+        for _ in range(2):
+            take_step(session, next(steps))
+        whole = session.state.network
+        assert isinstance(whole, Whole)
+        assert list(whole.forms.values()).count(BOTTLENECK) == (expected if kernels == "fused" else 0)
+        states.append({**whole.module.state_dict(), "sums": session.state.sums})
+    plain, fused = states
+    assert list(plain) == list(fused)
+    for name, values in plain.items():
+        assert torch.allclose(fused[name], values, rtol=1e-12, atol=1e-12 * float(values.abs().max())), name
+
+
+def test_a_pass_with_a_fused_stem_is_the_plain_one() -> None:
+    words = ("model=resnet10", "data.side=32", "norm_batch=8", "on.micro_batch=16", "on.precision=fp64", FUSED)
+    plan = make_plan(*words)
+    whole, batches, gradients = Whole(plan, WORLD), next(open_loader(plan, None, 0, WORLD.device).training(0)), []
+    for form in (STEM, PLAIN):
+        assert whole.forms["stem"] == form
+        whole.forward_backward(batches)
+        gradients.append(torch.cat([p.grad.flatten() for p in whole.parameters if p.grad is not None]))
+        for parameter in whole.parameters:
+            parameter.grad = None
+        for module in whole.module.modules():
+            module.__dict__.pop("fused", None)  # the class says that none is
+        whole.forms = fuse(whole.module, make_plan(*words[:-1]))
+    assert distance(*gradients) < 1e-12
+
+
+def test_kernels_change_rounding_and_graphs_change_nothing() -> None:
+    assert "kernels" in placement.keys("arithmetic")
+    assert "graphs" in placement.keys("layout")
+
+
+@pytest.fixture
+def triton(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A machine with Triton."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: ModuleSpec(name, None))
+    return monkeypatch
+
+
+def test_kernels_are_fused_where_they_pay_and_nobody_else_fuses(triton: pytest.MonkeyPatch) -> None:
+    cuda = "on.device=cuda"
+    for words, kernels in [
+        ((cuda,), "fused"),
+        ((cuda, "on.precision=fp16"), "fused"),
+        ((cuda, "on.precision=fp32"), "plain"),
+        ((cuda, "on.precision=tf32"), "plain"),
+        ((cuda, "on.compile=true"), "plain"),
+        ((cuda, "on.kernels=plain"), "plain"),
+        ((cuda, "on.precision=fp32", FUSED), "fused"),
+        (("on.precision=bf16",), "plain"),
+        ((FUSED,), "fused"),
+    ]:
+        assert make_plan(*words).placement.kernels == kernels, words
+    triton.setattr(importlib.util, "find_spec", lambda name: None)
+    assert make_plan(cuda).placement.kernels == "plain"
+
+
+def test_steps_of_one_replica_on_cuda_are_recorded_unless_the_network_is_compiled() -> None:
+    for words, graphs in [
+        (("on.device=cuda",), True),
+        (("on.device=cuda", "on.graphs=false"), False),
+        (("on.device=cuda", "on.graphs=true"), True),
+        (("on.device=cuda", "on.replicas=2"), False),
+        (("on.device=cuda", "on.compile=true"), False),
+        ((), False),
+        (("on.graphs=false",), False),
+    ]:
+        assert make_plan(*words).placement.graphs is graphs, words
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((FUSED, "on.compile=true"), "on.kernels=fused and on.compile=true both fuse the network; leave one of them"),
+        (("on.graphs=true",), "on.graphs=true records a step of one replica on a CUDA device, and on.device is cpu;"),
+        (("on.graphs=true", "on.device=cuda", "on.replicas=2"), "and 2 replicas exchange gradients in it; leave it"),
+        (("on.graphs=true", "on.device=cuda", "on.compile=true"), "and on.compile is true; leave it out"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(PlanError) as told:
+        make_plan(*words)
+    assert message in str(told.value)
