@@ -24,7 +24,7 @@ from paceline.settings import shipped
 from paceline.settings.build import build
 from paceline.settings.data import Data, Files, Made, Shapes
 from paceline.settings.placement import Placement
-from paceline.settings.read import Tree, dump, override, parse
+from paceline.settings.read import Tree, cut, dump, override, parse
 from paceline.settings.recipe import Recipe
 from paceline.settings.schema import addresses
 from paceline.sink.log import LOG
@@ -220,7 +220,9 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
             # Says when to give up, or how other images are labeled: nothing of what is learned.
             override(written, word, Recipe)
         else:
-            raise SpecError(f"'{word}': a run keeps its recipe; only on.* words may change, such as on.micro_batch=64")
+            raise SpecError(
+                f"'{cut(word)}': a run keeps its recipe; only on.* words may change, such as on.micro_batch=64"
+            )
     recipe = build(Recipe, written)
     if test is not None:
         if data is not None:

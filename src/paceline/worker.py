@@ -19,6 +19,9 @@ from paceline.settings.read import flow
 from paceline.sink.console import console
 from paceline.visible import one_line, visible_output
 
+_LONGEST = 2800
+"""Characters of a message."""
+
 Verb = Callable[..., Any]
 
 
@@ -75,12 +78,14 @@ def faults_in_one_line() -> Iterator[None]:
 
 def exit_with(fault: UserError) -> NoReturn:
     """End the process with one line about a fault; a local replica leaves it for its parent to print."""
-    launch = launched()
+    launch, message = launched(), str(fault)
+    if len(message) > _LONGEST:  # it repeats a very long word; what to write instead comes at the end
+        message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 4 :]}"
     if launch is not None and MESSAGES_FOLDER in os.environ:
-        Path(os.environ[MESSAGES_FOLDER], str(launch.rank)).write_text(one_line(str(fault)))
+        Path(os.environ[MESSAGES_FOLDER], str(launch.rank)).write_text(one_line(message))
     else:
         who = f" (replica {launch.rank})" if launch is not None and launch.rank else ""
-        print(one_line(f"error{who}: {fault}"), file=sys.stderr)  # noqa: T201
+        print(one_line(f"error{who}: {message}"), file=sys.stderr)  # noqa: T201
     sys.exit(fault.status)
 
 

@@ -127,6 +127,28 @@ def call(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return status, told.out, told.err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["recipes", "shapes/resnet8", "9" * 5000],
+        ["validate", "run", "--checkpoint", "99", "x" * 5000],
+        ["--data" + "9" * 5000],
+        ["plan", "--" + "x" * 5000],
+        ["train", "--lr", "9" * 5000],
+        ["average", "run", "--last", "x" * 5000],
+        ["x" * 5000],
+        ["data", "x" * 5000],
+    ],
+    ids=lambda words: words[0][:20],
+)
+def test_a_very_long_word_is_not_repeated_whole(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, told = call(words, monkeypatch, capsys)
+    assert status == 2
+    assert len(out + told) < 1000
+
+
 @pytest.mark.parametrize("form", [[], ["--yaml"], ["--json"]])
 def test_a_plan_shows_what_would_steer_the_terminal(
     form: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

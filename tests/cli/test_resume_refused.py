@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -167,6 +168,25 @@ def test_a_plan_that_is_cut_off_is_refused(run: Path) -> None:
             stored_job(run, [], None)
         assert str(caught.value).count("\n") == 0, count
     check_refusal(run_in(run.parent, "resume", "run"), "plan.yaml")
+
+
+@pytest.mark.parametrize("kinds", [("end", "report"), ("end", "validation"), ("end", "report", "validation")])
+def test_a_finished_run_whose_record_lost_rows_ends_again(
+    kinds: tuple[str, ...], trained: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    lines = (run / "record.jsonl").read_text().splitlines(keepends=True)
+    (run / "record.jsonl").write_text("".join(line for line in lines if json.loads(line)["kind"] not in kinds))
+    done = run_in(tmp_path, "resume", "run")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Run folder: run" in done.stdout
+
+
+@pytest.mark.parametrize("words", [("seed=" + "9" * 5000,), ("--checkpoint", "x" * 5000)])
+def test_a_very_long_word_about_a_run_is_not_repeated_whole(words: tuple[str, ...], trained: Path) -> None:
+    done = run_in(trained.parent, "validate", "run", *words)
+    check_refusal(done, "run")
+    assert len(done.stderr) < 1000
 
 
 def test_another_recipe_does_not_clear_away_a_trained_run_without_checkpoints(run: Path) -> None:

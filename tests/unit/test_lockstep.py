@@ -183,8 +183,9 @@ PLANTS = {
 
 def plants(case: Case) -> Iterator[str]:
     """What a recipe has a place for."""
+    norms = case.plan("on.micro_batch=16").norm_batch is not None
     for name in PLANTS:
-        if (name != "mask" or case.text == MASKED) and (name != "norm sum" or "norm=group" not in case.words):
+        if (name != "mask" or case.text == MASKED) and (name != "norm sum" or norms):
             yield name
 
 

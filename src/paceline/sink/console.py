@@ -121,6 +121,17 @@ class ConsoleSink(Sink):
     def _end(self, row: Row) -> None:
         """What came out, where it is, and what to try next."""
         folder, rows = shlex.quote(str(self._run.folder)), self._run.rows()
+        if latest(rows, "validation") and latest(rows, "report"):  # of which a damaged record may have lost all
+            self._result(row, rows)
+        more = "\n      paceline verify shapes/resnet8\n      paceline train cifar10/resnet20 --data FOLDER"
+        self._print(
+            f"Run folder: {self._run.folder}\n\nNext: paceline validate {folder}"
+            f"{more if isinstance(self._plan.data, Shapes) else ''}\n      paceline recipes"
+        )
+
+    def _result(self, row: Row, rows: list[Row]) -> None:
+        """How good the network is that came out, and what was wrong."""
+        folder = shlex.quote(str(self._run.folder))
         validations, reports = latest(rows, "validation"), latest(rows, "report")
         last = validations[-1]
         top5 = f", top-5 {last['top5']:.2%}" if self._plan.facts.classes > 5 else ""  # five of five are always right
@@ -141,11 +152,6 @@ class ConsoleSink(Sink):
                 f"{len(average['steps'])} checkpoints: {escape(str(self._run.folder / 'averaged'))}"
             )
         self._print_problems(reports[-1])
-        more = "\n      paceline verify shapes/resnet8\n      paceline train cifar10/resnet20 --data FOLDER"
-        self._print(
-            f"Run folder: {self._run.folder}\n\nNext: paceline validate {folder}"
-            f"{more if isinstance(self._plan.data, Shapes) else ''}\n      paceline recipes"
-        )
 
     def _print_problems(self, report: Row) -> None:
         damaged = quarantined(self._run.folder)

@@ -8,6 +8,7 @@ from pathlib import Path
 from paceline import checkpoint
 from paceline.errors import RunError
 from paceline.record import Row, best_step, rows_of
+from paceline.settings.read import cut
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ def steps_to_evaluate(folder: Path, selection: Selection) -> list[int]:
     step = next((step for step in saved if str(step) == number), None)
     if step is None:
         raise RunError(
-            f"{folder}: there is no checkpoint of step '{selection.checkpoint}'; there is {', '.join(map(str, saved))}"
+            f"{folder}: there is no checkpoint of step '{cut(selection.checkpoint)}'; there is "
+            f"{', '.join(map(str, saved))}"
         )
     return [step]
 
