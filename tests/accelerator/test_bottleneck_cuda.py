@@ -155,6 +155,9 @@ def test_the_pool_has_float64_s_numbers() -> None:
     y, position, top = pool.pool_forward(exact(raw), exact(scale), exact(shift))
     own_y, own_position, own_top = pool_triton.pool_forward(raw, scale, shift)
     check("y", own_y, y, SHORT)
+    by_image = [exact(values).repeat_interleave(4, 0)[:, :, None, None] for values in (scale, shift)]
+    positive = exact(own_top) * by_image[0] + by_image[1] > 0
+    assert float((positive != (y > 0)).double().mean()) < 1e-3  # but for pixels around zero
     check("top", own_top * (y > 0), top * (y > 0), 1e-2)  # pixels that float32 cannot tell apart
     dy = torch.randn_like(own_y)
     there = pool.pool_backward(exact(dy), position, exact(raw), *map(exact, constants))

@@ -20,6 +20,7 @@ from paceline.training.step import take_step
 pytestmark = [
     pytest.mark.accelerator,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
 ]
 STEPS = 4
 PLAIN = ("on.micro_batch=16", "on.compile=false")  # compiling the network would take a quarter of a minute each time

@@ -131,8 +131,8 @@ def test_inference_gives_latencies_and_speed_of_each_batch(place: Path) -> None:
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pictures that take far longer to decode than a tiny network to train on."""
     folder = tmp_path_factory.mktemp("photos")
-    noise = np.arange(400 * 400 * 3, dtype=np.uint32) * np.uint32(2654435761) >> np.uint32(24)
-    picture = Image.fromarray(noise.astype(np.uint8).reshape(400, 400, 3))
+    noise = np.arange(800 * 800 * 3, dtype=np.uint32) * np.uint32(2654435761) >> np.uint32(24)
+    picture = Image.fromarray(noise.astype(np.uint8).reshape(800, 800, 3))
     for split, count in (("train", 8), ("val", 4)):
         for name in ("cat", "dog"):
             (folder / split / name).mkdir(parents=True)
@@ -153,6 +153,7 @@ schedule: constant
 SLOW = ("on.decoder=pillow", "on.loader_workers=1")
 
 
+@pytest.mark.long
 def test_a_slow_input_is_named_as_the_limit(paceline: Paceline, tmp_path: Path, photos: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY)
     done = paceline("bench", "train", "tiny.yaml", *SLOW, "--data", str(photos), *QUICK)

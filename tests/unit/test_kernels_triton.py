@@ -175,6 +175,9 @@ def test_the_pool_has_the_twin_s_numbers(pooling: ModuleType, groups: int, chann
     assert_close(own_y, y)
     assert torch.equal(own_position >= 0, position >= 0)
     assert torch.equal(own_top * (y > 0), top * (y > 0))
+    # The gradient's sums ask what was pooled whether it was positive.
+    by_image = [values.repeat_interleave(4 // groups, 0)[:, :, None, None] for values in (scale, shift)]
+    assert torch.equal(own_top * by_image[0] + by_image[1] > 0, y > 0)
     dy, constants = torch.randn_like(y), torch.randn(3, groups, channels)
     assert_close(
         pooling.pool_backward(dy, own_position, raw, *constants), pool.pool_backward(dy, position, raw, *constants)

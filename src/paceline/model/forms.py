@@ -47,13 +47,12 @@ class StepWeights:
     def __init__(self, network: Network, dtype: torch.dtype) -> None:
         units = [module for module in network.modules() if isinstance(module, ResidualUnit) and module.fused]
         layers = [layer for unit in units for layer in unit.modules() if isinstance(layer, nn.Conv2d)]
-        self._weights: list[Tensor] = [layer.weight.detach() for layer in layers if layer.weight.dtype != dtype]
-        self._copies = [torch.empty_like(weight, dtype=dtype) for weight in self._weights]
-        copies = iter(self._copies)
-        for layer in layers:
-            layer.step_weight = next(copies) if layer.weight.dtype != dtype else layer.weight.detach()
+        self._layers = [layer for layer in layers if layer.weight.dtype != dtype]
+        self._copies = [torch.empty_like(layer.weight, dtype=dtype, requires_grad=False) for layer in self._layers]
+        for layer, copy in zip(self._layers, self._copies, strict=True):
+            layer.step_weight = copy
 
     def refresh(self) -> None:
-        """Copy the weights as they are now."""
+        """Copy the weights as they are now, wherever an optimizer has put them since."""
         if self._copies:
-            torch._foreach_copy_(self._copies, self._weights)
+            torch._foreach_copy_(self._copies, [layer.weight.detach() for layer in self._layers])

@@ -177,8 +177,8 @@ def input_gradient(d: Tensor, a: Tensor, gradient: WidenedGradient) -> Tensor:
 def input_gradient_masked(d: Tensor, a: Tensor, gradient: WidenedGradient, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """z = d A + a Q + c where a > 0; with the sums of z and of z x over the rows of each group."""
     z, parts = _input_gradient("input_gradient_masked", d, a, gradient, x)
-    sums = _sum_parts(parts)
-    return z, sums[:, 0], sums[:, 1]
+    sums, products = _sum_parts(parts).transpose(0, 1).contiguous()  # what comes after reads group by group
+    return z, sums, products
 
 
 def _input_gradient(kernel: str, d: Tensor, a: Tensor, gradient: WidenedGradient, x: Tensor) -> tuple[Tensor, Tensor]:

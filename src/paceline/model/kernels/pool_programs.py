@@ -42,7 +42,9 @@ def pool_forward_program(x, y, position, top, scale, shift, total, rows, H, W, C
     a = tl.load(scale + group, mask=inside, other=0.0)
     b = tl.load(shift + group, mask=inside, other=0.0)
     best = tl.zeros([BLOCK, C], tl.float32)
-    raw = tl.zeros([BLOCK, C], tl.float32)
+    # Where nothing in the window is positive, the pixel in the middle stands for it: it is not positive either.
+    middle = ((n * H + row * 2).to(tl.int64) * W + column * 2)[:, None] * C + c[None, :]
+    raw = tl.load(x + middle, mask=inside, other=0.0).to(tl.float32)
     place = tl.full([BLOCK, C], -1, tl.int8)
     for k in tl.static_range(9):
         ih = row * 2 - 1 + k // 3

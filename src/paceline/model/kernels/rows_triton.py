@@ -161,6 +161,8 @@ def forward_constants(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """1 / sqrt(var + epsilon) in float64, the scale and shift of a norm in float32, and its slots; see the twin."""
     assert slots[0].stride() == slots[1].stride()
+    assert mean.is_contiguous()
+    assert var.is_contiguous()
     groups, channels = mean.shape
     inverse = torch.empty_like(mean)
     scale, shift = torch.empty((2, groups, channels), dtype=torch.float32, device=mean.device)
@@ -175,6 +177,7 @@ def backward_constants(
     sums: Tensor, moments: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor, count: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The factors a, b and c of `norm_gradient` in float32, and the gradients of weight and bias; see the twin."""
+    assert all(each.is_contiguous() for each in (sums, moments, mean, inverse))
     groups, channels = sums.shape
     a, b, c = torch.empty((3, groups, channels), dtype=torch.float32, device=sums.device)
     dweight, dbias = torch.empty((2, channels), dtype=weight.dtype, device=sums.device)
