@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.model.kernels.bottleneck import can_fuse
 from paceline.model.kernels.stem import can_fuse_stem
