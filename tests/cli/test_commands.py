@@ -200,8 +200,8 @@ def test_torchrun_and_slurm_variables_join_what_they_started(tmp_path: Path) -> 
         [*run, *words], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    slurm = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "localhost"}
-    slurm["GLOO_SOCKET_IFNAME"] = "lo"
+    slurm = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_JOB_ID": "4711"}
+    slurm |= {"SLURM_JOB_NODELIST": "localhost", "GLOO_SOCKET_IFNAME": "lo"}
     words[3] = "slurm"
     tasks = [
         subprocess.Popen(
