@@ -296,11 +296,13 @@ def test_verify_judges_the_same_without_whole_runs(paceline: Paceline, tmp_path:
     whole, short = (json.loads(paceline(*words, *more, "--json").stdout) for more in ((), ("--no-whole-runs",)))
     for key in ("passed", "largest_difference", "amplification", "amplified", "first_loss_amplification"):
         assert short[key] == whole[key], key
+    last = whole["layouts"][-1]["layout"]
     for there, here in zip(short["layouts"], whole["layouts"], strict=True):
         assert "weights" in here
         assert "weights" not in there
         assert all(here[key] == there[key] for key in there if not key.startswith("float32_"))
-        assert here["float32_first_loss"] == there["float32_first_loss"]
+        assert there.get("float32_first_loss", here["float32_first_loss"]) == here["float32_first_loss"]
+    assert [row["layout"] for row in short["layouts"] if "float32_first_loss" in row] == ["whole", last]
     assert [row["bitwise"] for row in short["resumes"] if row["same_layout"]] == [True]
     shown = paceline(*words, "--no-whole-runs")
     assert shown.returncode == 0, shown.stderr

@@ -22,7 +22,16 @@ from paceline.optim.build import Optimizer
 from paceline.optim.rule import FlatOptimizer
 from paceline.optim.sgd import FusedSgd
 from paceline.planning import Plan
-from paceline.training.lockstep import ONE_BIT, Differences, Lead, Measure, follow, lead, read_lead
+from paceline.training.lockstep import (
+    ONE_BIT,
+    Differences,
+    Lead,
+    Measure,
+    first_loss_amplification,
+    follow,
+    lead,
+    read_lead,
+)
 from paceline.training.restore import restore_newest
 from paceline.training.session import open_session
 from paceline.training.step import take_step
@@ -222,6 +231,18 @@ def test_the_leader_trains_as_any_run_does(tmp_path: Path) -> None:
     for group, members in tensors.items():
         for name, tensor in members.items():
             assert torch.equal(tensor, leader.tensors[f"{group}.{name}"]), name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_noise_in_the_weights_tells_how_much_the_first_loss_multiplies_rounding(tmp_path: Path, precision: str) -> None:
+    with open_session(make_plan(f"on.precision={precision}", "on.micro_batch=16"), tmp_path) as session:
+        found = first_loss_amplification(session)
+        after = {name: tensor.clone() for name, tensor in session.state.network.module.state_dict().items()}
+        assert 1 < found < 1e3
+        restore_newest(session)
+        for name, tensor in session.state.network.module.state_dict().items():
+            assert torch.equal(tensor, after[name]), name
+        assert all(parameter.grad is None for parameter in session.state.network.parameters)
 
 
 def test_an_image_that_no_replica_takes_is_found(tmp_path: Path) -> None:

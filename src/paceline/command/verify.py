@@ -182,7 +182,7 @@ def judge(rows: list[dict[str, Any]], resumed: list[dict[str, Any]], amplified: 
     passed = (
         len(rows) >= ENOUGH
         and all(_steps_agree(row) for row in stepwise)
-        and all(row["float32_first_loss"] <= _first_loss_limit(amplified) for row in rows)
+        and all(_first_loss_agrees(row, amplified) for row in rows)
         and all(row["bitwise"] for row in resumed if row["same_layout"])
     )
     largest = max(row["largest_difference"] for row in stepwise)
@@ -193,8 +193,10 @@ def _steps_agree(row: dict[str, Any]) -> bool:
     return all(row[column] <= LIMIT for column in STEP_COLUMNS)
 
 
-def _first_loss_limit(amplified: dict[str, Any]) -> float:
-    return FIRST_LOSS_LIMIT * float(amplified["first_loss_amplification"])
+def _first_loss_agrees(row: dict[str, Any], amplified: dict[str, Any]) -> bool:
+    """Whether the first loss in float32 is that of the first layout, where it was run."""
+    limit = FIRST_LOSS_LIMIT * float(amplified["first_loss_amplification"])
+    return "float32_first_loss" not in row or float(row["float32_first_loss"]) <= limit
 
 
 def _lay(recipe: Recipe, layout: Layout) -> dict[str, Any]:
@@ -253,29 +255,35 @@ def _compare(
         if layout != layouts[0] and trials.whole_runs:
             with trials.one(f"{layout.label}, fp64") as trial:
                 row.update(compare_outcomes(first["fp64"], trial.finish(plan)))
-        # Of float32 only the first loss is judged.
-        with trials.one(f"{layout.label}, fp32", steps=trials.steps if trials.whole_runs else 1) as trial:
-            outcome = trial.finish(_job(recipe, layout, "fp32").plan)
+        # Of float32 only the first loss is judged, which depends on how images are cut more than on who takes them.
+        if trials.whole_runs or layout in (layouts[0], layouts[-1]):
+            with trials.one(f"{layout.label}, fp32", steps=trials.steps if trials.whole_runs else 1) as trial:
+                outcome = trial.finish(_job(recipe, layout, "fp32").plan)
             differences = compare_outcomes(first.setdefault("fp32", outcome), outcome)
             row.update({f"float32_{part}": value for part, value in differences.items()})
-    resumed = [_resume(recipe, layouts[0], other, trials, lead) for other in (layouts[0], layouts[-1])]
+    with trials.one("rounding of float32") as trial:
+        first_loss = trial.first_loss_amplification(_job(recipe, layouts[0], "fp32").plan)
     amplified = {"amplification": lead.amplification, "amplified": lead.amplified}
-    return resumed, amplified | {"first_loss_amplification": lead.first_loss_amplification}
+    return _resume(recipe, layouts, trials, lead), amplified | {"first_loss_amplification": first_loss}
 
 
-def _resume(recipe: Recipe, first: Layout, other: Layout, trials: _Trials, lead: Lead) -> dict[str, Any]:
-    """Kill a run on the first layout, resume it on another, and compare it with the one that was not killed."""
+def _resume(recipe: Recipe, layouts: list[Layout], trials: _Trials, lead: Lead) -> list[dict[str, Any]]:
+    """Kill a run on the first layout, resume it there and on the last, and compare with the one that was not killed."""
     from paceline.training.trials import Outcome, compare_outcomes
 
-    plan, same = _job(recipe, other, "fp64").plan, other == first
-    with trials.one(f"killed on '{first.label}', resumed on '{other.label}'") as trial:
-        killed_at = trial.kill_after(_job(recipe, first, "fp64").plan, trials.steps // 2)
-        row: dict[str, Any] = {"resumed_on": other.label, "killed_after_step": killed_at, "same_layout": same}
-        row |= {} if same else _step_row(trial.follow(plan, lead))
-        if same or trials.whole_runs:
-            row |= compare_outcomes(Outcome(lead.losses, lead.tensors), trial.finish(plan))
-            row["bitwise"] = max(float(row[column]) for column in RUN_COLUMNS) == 0.0
-    return row
+    rows, first = [], layouts[0]
+    with trials.one(f"killed on '{first.label}'") as killed:
+        killed_at = killed.kill_after(_job(recipe, first, "fp64").plan, trials.steps // 2)
+        for other in (first, layouts[-1]):
+            plan, same = _job(recipe, other, "fp64").plan, other == first
+            row: dict[str, Any] = {"resumed_on": other.label, "killed_after_step": killed_at, "same_layout": same}
+            with trials.one(f"resumed on '{other.label}'", killed) as trial:
+                row |= {} if same else _step_row(trial.follow(plan, lead))
+                if same or trials.whole_runs:
+                    row |= compare_outcomes(Outcome(lead.losses, lead.tensors), trial.finish(plan))
+                    row["bitwise"] = max(float(row[column]) for column in RUN_COLUMNS) == 0.0
+            rows.append(row)
+    return rows
 
 
 @dataclass(frozen=True)
@@ -290,12 +298,16 @@ class _Trials:
     say: Any
 
     @contextmanager
-    def one(self, label: str, steps: int | None = None, stays: bool = False) -> Iterator[Trial]:
-        """A trial with a folder of its own, which is removed at the end unless it stays."""
+    def one(
+        self, label: str, earlier: Trial | None = None, *, steps: int | None = None, stays: bool = False
+    ) -> Iterator[Trial]:
+        """A trial with its own folder, which begins as an earlier one left it and is removed unless it stays."""
         from paceline.training.trials import Trial
 
         folder = self.work / label
         folder.mkdir()
+        if earlier is not None:
+            earlier.copy_to(folder)
         if self.say:
             self.say.print(f"[dim]{label}[/dim]", end="\r" if self.say.is_terminal else "\n", soft_wrap=True)
         yield Trial(folder, self.data, steps or self.steps)
@@ -319,10 +331,10 @@ def _show(rows: list[dict[str, Any]], resumed: list[dict[str, Any]], verdict: di
     for column in ("inputs", "gradients", "norm sums", "loss", "update", "float32: first loss", ""):
         table.add_column(column, justify="right")
     for row in rows:
-        good = _steps_agree(row) and row["float32_first_loss"] <= _first_loss_limit(verdict)
+        good = _steps_agree(row) and _first_loss_agrees(row, verdict)
         table.add_row(
             row["layout"], f"{row['replicas']} x {row['micro_batch']}", str(row["rounds"]), row["norm"],
-            *(_small(row[column]) for column in (*STEP_COLUMNS, "float32_first_loss")),
+            *(_small(row.get(column)) for column in (*STEP_COLUMNS, "float32_first_loss")),
             _mark(good),
         )  # fmt: skip
     out.print(table)
@@ -372,8 +384,8 @@ def _conclusion(rows: list[dict[str, Any]], resumed: list[dict[str, Any]], verdi
     return "\n".join([*lines, f"[bold red]FAIL[/bold red]: {count}; {worst}"])
 
 
-def _small(value: float) -> str:
-    return "0" if value == 0 else f"{value:.1e}"
+def _small(value: float | None) -> str:
+    return "-" if value is None else "0" if value == 0 else f"{value:.1e}"
 
 
 def _mark(good: bool) -> str:

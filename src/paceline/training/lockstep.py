@@ -32,7 +32,9 @@ from paceline.training.state import State
 from paceline.training.step import begin_step, end_step
 
 ONE_BIT = 2.0**-52
-"""The noise, as a fraction of each weight."""
+"""The noise in float64, as a fraction of each weight."""
+NOISE_DRAWS = 5
+"""How often noise is drawn where its effect is a single number, which may be small by chance."""
 NOISE_PERIOD = 8191
 """After so many numbers of a tensor the signs of its noise repeat."""
 ONLY_ROUNDING = 1e-3
@@ -111,31 +113,54 @@ class Lead(NamedTuple):
     """How many times a step multiplies one bit of noise, at the most."""
     amplified: str
     """Where that is."""
-    first_loss_amplification: float
 
 
 def read_lead(folder: Path, steps: int, global_batch: int) -> Lead:
     """Read what a leader has kept in a folder."""
-    losses, found, first_loss = [], [], 1.0
+    losses, found = [], []
     for step in range(steps):
         path = _step_file(folder, step)
         with safe_open(path, "pt") as kept:
             losses.append(float(kept.get_tensor("loss/sum")) / global_batch)
         measures = _measures(path)
         found += [(measure.amplification, _where(name, step)) for name, measure in measures.items()]
-        first_loss = first_loss if step else measures["loss/sum"].amplification
-    return Lead(folder, losses, load_file(_state_file(folder, steps)), *max(found), first_loss)
+    return Lead(folder, losses, load_file(_state_file(folder, steps)), *max(found))
+
+
+def first_loss_amplification(session: Session) -> float:
+    """How many times the first loss multiplies one bit of noise in the weights, at least 1."""
+    restore_newest(session)
+    with closing(session.loader.training(session.state.step)) as batches:
+        prepared, scale = begin_step(session, next(batches))
+    loss, bit = _loss(session, prepared, scale), _one_bit(session)
+    found = [1.0]
+    for draw in range(NOISE_DRAWS):
+        with _one_bit_of_noise(session, draw):
+            found.append(relative_difference(loss, _loss(session, prepared, scale)) / bit)
+    return max(amplification for amplification in found if math.isfinite(amplification))
+
+
+def _loss(session: Session, batches: list[MicroBatch], scale: Tensor) -> Tensor:
+    """The loss of a step that is not taken, in memory of its own."""
+    loss = device_sums(session, batches, scale)[1][TRAIN_SUMS.index("loss")].clone()
+    _forget_sums(session)
+    return loss
+
+
+def _forget_sums(session: Session) -> None:
+    """Drop what the passes of a step have added up."""
+    session.state.network.statistics.pop()
+    for parameter in session.state.network.parameters:
+        parameter.grad = None
 
 
 def _lead_step(session: Session, batches: list[MicroBatch], folder: Path) -> None:
-    network, path = session.state.network, _step_file(folder, session.state.step)
+    path = _step_file(folder, session.state.step)
     prepared, scale = begin_step(session, batches)
     inputs = _step_inputs(session, prepared)
     with _one_bit_of_noise(session):
         noisy = _step_sums(session, *device_sums(session, prepared, scale))
-        network.statistics.pop()
-        for parameter in network.parameters:
-            parameter.grad = None
+        _forget_sums(session)
     norm_sums, sums = device_sums(session, prepared, scale)
     parts = _step_sums(session, norm_sums, sums)
     measures = {name: Measure(max(1.0, magnitude(tensor))) for name, tensor in inputs.items()}
@@ -195,14 +220,20 @@ def _step_sums(session: Session, norm_sums: Tensor, sums: Tensor, copy: bool = T
     return parts | {"loss/sum": sums[TRAIN_SUMS.index("loss")]}
 
 
+def _one_bit(session: Session) -> float:
+    """The last bit of a weight, as a fraction of it."""
+    return torch.finfo(session.state.network.parameters[0].dtype).eps
+
+
 @contextmanager
-def _one_bit_of_noise(session: Session) -> Iterator[None]:
+def _one_bit_of_noise(session: Session, draw: int = 0) -> Iterator[None]:
     """Every weight times 1 plus or minus one bit; afterwards the weights are the same bits as before."""
     named = {name: p.detach() for name, p in session.state.network.module.named_parameters()}
     before = {name: weights.clone() for name, weights in named.items()}
+    bit = _one_bit(session)
     for name, weights in named.items():
         words = keyed.words(keyed.key(session.plan.recipe.seed, "noise", name), torch.arange(NOISE_PERIOD))[0]
-        factors = 1 + ONE_BIT * (2.0 * (words & 1) - 1).to(weights)
+        factors = 1 + bit * (2.0 * (words >> draw & 1) - 1).to(weights)
         count = weights.numel()
         weights.mul_(factors.repeat(-(-count // NOISE_PERIOD))[:count].view(weights.shape))
     try:

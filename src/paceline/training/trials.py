@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -67,6 +68,15 @@ class Trial:
         _wait_for(self._start(plan, partial(_follow, self._folder, self._steps, leader.folder)))
         rows = [json.loads((self._folder / f"follow-{replica}.json").read_text()) for replica in range(plan.replicas)]
         return lockstep.merge([{part: lockstep.Difference(*row[part]) for part in row} for row in rows])
+
+    def first_loss_amplification(self, plan: Plan) -> float:
+        """How many times the first loss multiplies rounding of the weights."""
+        _wait_for(self._start(plan, partial(_measure, self._folder)))
+        return float((self._folder / "amplification.json").read_text())
+
+    def copy_to(self, folder: Path) -> None:
+        """Leave in another folder what this trial has left so far."""
+        shutil.copytree(self._folder, folder, dirs_exist_ok=True)
 
     def kill_after(self, plan: Plan, step: int) -> int:
         """Run, saving every step, and kill all processes once `step` is saved; gives the newest saved step."""
@@ -136,6 +146,10 @@ def _train(folder: Path, steps: int, session: Session, *, saving: bool) -> None:
 
 def _lead(folder: Path, steps: int, session: Session) -> None:
     lockstep.lead(session, folder, steps)
+
+
+def _measure(folder: Path, session: Session) -> None:
+    write_whole(folder / "amplification.json", json.dumps(lockstep.first_loss_amplification(session)))
 
 
 def _follow(folder: Path, steps: int, leader: Path, session: Session) -> None:
