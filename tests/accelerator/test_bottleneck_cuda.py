@@ -68,8 +68,8 @@ def test_kernels_have_float64_s_numbers(groups: int, rows: int, narrow: int, wid
     scale, shift = torch.rand(groups, narrow, device="cuda") + 0.5, drawn(groups, narrow) * 0.2 + 0.3
     a, scatter = ours.relu_scatter(raw, scale, shift)
     check("relu_scatter", a, gram.relu_scatter(exact(raw), exact(scale), exact(shift))[0], SHORT)
-    # Rows of many channels are rounded around their pivot, which shows where there are few of them.
-    check("relu_scatter", scatter, gram.row_scatter(exact(a)), 1e-4 if narrow <= ours.WIDEST else 2e-3)
+    # Rows are rounded to 16 bits around their pivot, which shows where there are few of them.
+    check("relu_scatter", scatter, gram.row_scatter(exact(a)), 2e-3)
     both("row_scatter", 2e-3, x)
     moments, weight_scatter = both("widened_moments", 1e-4, w3, scatter, rows)
     scale3, shift3 = torch.rand(groups, wide, device="cuda") + 0.5, drawn(groups, wide)

@@ -35,6 +35,7 @@ from paceline.training.lockstep import (
 from paceline.training.restore import restore_newest
 from paceline.training.session import open_session
 from paceline.training.step import take_step
+from paceline.world import World
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -245,6 +246,14 @@ def test_noise_in_the_weights_tells_how_much_the_first_loss_multiplies_rounding(
         restore_newest(session)
         for name, tensor in session.state.network.module.state_dict().items():
             assert torch.equal(tensor, after[name]), name
+
+
+def test_replicas_that_differ_from_each_other_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = led(CASES["sgd"], tmp_path / "lead")
+    monkeypatch.setattr(World, "all_equal", lambda _world, _number: False)
+    differences = followed(CASES["sgd"], leader, tmp_path / "follow")
+    assert differences["gradients"] == (math.inf, math.inf, "gradient of any parameter, between replicas, step 2")
+    assert differences["update"].judged == math.inf
 
 
 def test_an_image_that_no_replica_takes_is_found(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -84,9 +84,7 @@ class Whole:
 
     def checksum(self) -> Tensor:
         """A checksum of the bits of all weights that train."""
-        integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-        sums = [p.detach().view(integers[p.itemsize]).sum(dtype=torch.int64) for p in self.parameters]
-        return torch.stack(sums).sum()
+        return checksum(self.parameters)
 
     def non_finite(self, sums: Tensor) -> Tensor:
         """1 if a gradient or a norm statistic of the step is not finite, else 0, on the device.
@@ -143,6 +141,13 @@ class Whole:
         with autocast(self.plan, self.device):
             output = self._forward(images, batch=batch)
         return [scores.to(self.dtype) for scores in ((output,) if isinstance(output, Tensor) else output)]
+
+
+def checksum(tensors: Sequence[Tensor]) -> Tensor:
+    """A checksum of the bits of tensors, on their device."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = [tensor.detach().view(integers[tensor.itemsize]).sum(dtype=torch.int64) for tensor in tensors]
+    return torch.stack(sums).sum()
 
 
 def _placed_forward(module: Network, plan: Plan) -> Callable[..., Any]:

@@ -20,10 +20,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from paceline import keyed
+from paceline import checkpoint, keyed
 from paceline.data.load.batches import MicroBatch
 from paceline.files import write_whole
 from paceline.model.metrics import TRAIN_SUMS
+from paceline.model.whole import checksum
 from paceline.training.device_step import device_sums, device_update
 from paceline.training.differences import NEGLIGIBLE, magnitude, relative_difference, state_scales
 from paceline.training.restore import restore_newest
@@ -87,10 +88,13 @@ def lead(session: Session, folder: Path, steps: int) -> None:
 
 
 def follow(session: Session, leader: Path, steps: int) -> Differences:
-    """Take steps from the newest checkpoint or the beginning, each from the leader's state, and compare everything."""
-    restore_newest(session)
+    """Take steps from the newest checkpoint or the leader's beginning, each from the leader's state, and compare."""
     worst = dict.fromkeys(STEP_PARTS, Difference())
-    _compare_state(session.state, leader, worst)
+    if checkpoint.saved_steps(session.run.checkpoints):
+        restore_newest(session)
+        _compare_state(session, leader, worst)
+    else:
+        _take_over(session.state, leader)
     with closing(session.loader.training(session.state.step)) as batches:
         while session.state.step < steps:
             _follow_step(session, next(batches), leader, worst)
@@ -180,13 +184,16 @@ def _follow_step(session: Session, batches: list[MicroBatch], leader: Path, wors
         for parameter in session.state.network.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        for name, tensor in _step_sums(session, norm_sums, sums, copy=False).items():
+        parts = _step_sums(session, norm_sums, sums, copy=False)
+        _compare_replicas(session, parts, "gradients/any parameter, between replicas", worst)
+        for name, tensor in parts.items():
             theirs = kept.get_tensor(name)
-            _note(worst, name, step, relative_difference(theirs, tensor, measures[name].scale), measures[name])
+            if session.world.first:
+                _note(worst, name, step, relative_difference(theirs, tensor, measures[name].scale), measures[name])
             tensor.copy_(theirs)  # the update is compared on equal gradients and norm sums
         sums.copy_(kept.get_tensor("sums"))
     end_step(session, device_update(session, norm_sums, sums, scale))
-    _compare_state(session.state, leader, worst)
+    _compare_state(session, leader, worst)
 
 
 def _step_inputs(session: Session, batches: list[MicroBatch]) -> Named:
@@ -285,19 +292,34 @@ def _compare_inputs(
         _note(worst, "inputs/number of images", step, math.inf, Measure(1.0))
 
 
-def _compare_state(state: State, leader: Path, worst: Differences) -> None:
+def _compare_replicas(session: Session, tensors: Named, name: str, worst: Differences) -> None:
+    """See that all replicas have the same bits, so that the first can be compared with the leader for all of them."""
+    if not session.world.all_equal(checksum(list(tensors.values()))):
+        _note(worst, name, session.state.step, math.inf, Measure(1.0))
+
+
+def _compare_state(session: Session, leader: Path, worst: Differences) -> None:
     """Compare the state with the leader's after as many steps, and take over the leader's."""
-    path = _state_file(leader, state.step)
-    measures, tensors = _measures(path), _flat_tensors(state)
-    with safe_open(path, "pt") as kept:
-        for name in tensors.keys() | set(kept.keys()):
-            if name not in tensors or name not in measures:
-                _note(worst, f"update/{name}", state.step - 1, math.inf, Measure(1.0))
-                continue
-            theirs = kept.get_tensor(name)
-            found = relative_difference(theirs, tensors[name], measures[name].scale)
-            _note(worst, f"update/{name}", state.step - 1, found, measures[name])
-            tensors[name].copy_(theirs)
+    state = session.state
+    path, tensors = _state_file(leader, state.step), _flat_tensors(state)
+    _compare_replicas(session, tensors, "update/state, between replicas", worst)
+    measures = _measures(path)
+    if session.world.first:
+        with safe_open(path, "pt") as kept:
+            for name in tensors.keys() | set(kept.keys()):
+                found, measure = math.inf, measures.get(name, Measure(1.0))
+                if name in tensors and name in measures:
+                    found = relative_difference(kept.get_tensor(name), tensors[name], measure.scale)
+                _note(worst, f"update/{name}", state.step - 1, found, measure)
+    _take_over(state, leader)
+
+
+def _take_over(state: State, leader: Path) -> None:
+    """Let the tensors of a state be the leader's after as many steps."""
+    with safe_open(_state_file(leader, state.step), "pt") as kept, torch.no_grad():
+        for name, tensor in _flat_tensors(state).items():
+            if name in kept.keys():  # noqa: SIM118 - no dictionary
+                tensor.copy_(kept.get_tensor(name))
 
 
 def _note(worst: Differences, name: str, step: int, relative: float, measure: Measure) -> None:
