@@ -108,6 +108,7 @@ def test_two_replicas_are_summed_and_divided_by_the_slower_one(place: Path) -> N
     assert result["images_per_second_spread"]["least"] == pytest.approx(min(rates))
 
 
+@pytest.mark.long
 def test_inference_gives_latencies_and_speed_of_each_batch(place: Path) -> None:
     done = run_in(place, "bench", "infer", "small.yaml", *SWEEP, "--out", "infer.json", "--json")
     assert done.returncode == 0, done.stderr
@@ -168,6 +169,7 @@ def trained(paceline: Paceline, folder: Path, photos: Path) -> None:
     assert made.returncode == 0, made.stderr
 
 
+@pytest.mark.long
 def test_a_run_is_measured_by_its_own_weights(paceline: Paceline, tmp_path: Path, photos: Path) -> None:
     trained(paceline, tmp_path, photos)
     done = paceline("bench", "infer", "run", *SWEEP, "--json")

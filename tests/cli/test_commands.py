@@ -221,7 +221,7 @@ def test_torchrun_and_slurm_variables_join_what_they_started(tmp_path: Path) -> 
 
 
 def test_the_verify_command_passes_on_a_small_recipe(paceline: Paceline, tmp_path: Path) -> None:
-    done = paceline("verify", small(tmp_path), "epochs=0.5", "--json")
+    done = paceline("verify", small(tmp_path), "epochs=0.5", "--no-whole-runs", "--json")
     assert done.returncode == 0, done.stderr + done.stdout
     found = json.loads(done.stdout)
     assert found["passed"]
@@ -244,6 +244,7 @@ def test_a_folder_name_in_brackets_is_shown_as_it_is(paceline: Paceline, tmp_pat
     assert "Run folder: runs/[lr=0.1]" in done.stdout
 
 
+@pytest.mark.long
 def test_a_module_in_the_users_folder_is_not_imported_by_replicas(paceline: Paceline, tmp_path: Path) -> None:
     small(tmp_path)
     (tmp_path / "safetensors.py").write_text("raise RuntimeError('not this one')\n")

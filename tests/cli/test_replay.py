@@ -48,6 +48,7 @@ def test_a_recipe_that_wants_no_bad_step_stops_at_the_first(paceline: Paceline, 
 FP16 = ("on.device=cpu", "on.precision=fp16")
 
 
+@pytest.mark.long
 def test_too_many_bad_steps_in_a_row_end_a_run_though_good_ones_came_before_the_report(
     paceline: Paceline, small: str, tmp_path: Path
 ) -> None:

@@ -369,6 +369,7 @@ def test_class_folders_keep_the_numbers_of_classes(tmp_path: Path) -> None:
     assert described(open_index(DATA, tmp_path / "files")) == described(found)
 
 
+@pytest.mark.long
 def test_packing_and_converting_by_hand(paceline: Paceline, source: Path) -> None:
     done = paceline("data", "pack", str(source), "out", "--processes", "1", "--json")
     assert done.stderr == ""

@@ -73,6 +73,7 @@ def test_only_operators_that_multiply_matrices_are_compared_with_the_peak() -> N
     assert [row["name"] for row in on_cpu] == ["aten::mm", "aten::conv2d"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_peaks_of_a_device_are_measured(precision: str) -> None:
     peaks = device_peaks(make_plan(f"on.precision={precision}"), torch.device("cpu"))

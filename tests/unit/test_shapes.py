@@ -44,6 +44,7 @@ def test_there_are_ten_kinds_of_shape() -> None:
     assert len(shapes.CLASSES) == len(set(shapes.CLASSES)) == 10
 
 
+@pytest.mark.long
 def test_a_linear_classifier_cannot_tell_the_shapes_apart() -> None:
     """Ridge regression on the pixels, at the best of several strengths: a network has something to learn."""
     (images, labels), (others, answers) = shapes.draw_shapes("train", 2500), shapes.draw_shapes("validation", 500)

@@ -93,6 +93,7 @@ def network_of(run_folder: Path, step: int) -> dict[str, Tensor]:
     return load(checkpoint.read(run_folder / "checkpoints" / checkpoint.name_of(step))["network.safetensors"])
 
 
+@pytest.mark.long
 def test_one_command_starts_from_another_run_and_says_what_matched(paceline: Paceline, tmp_path: Path) -> None:
     recipe = write_small(tmp_path)
     assert paceline("train", recipe, "--out", "base").returncode == 0

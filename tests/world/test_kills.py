@@ -97,6 +97,7 @@ def test_a_killed_replica_ends_the_run_with_one_line_and_loses_nothing_saved(tmp
     assert fingerprint(training.run)
 
 
+@pytest.mark.long
 def test_a_replica_that_hangs_is_named(tmp_path: Path) -> None:
     words = [
         "train",
