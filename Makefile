@@ -16,10 +16,10 @@ check: $(SETUP)
 	$(BIN)/lint-imports
 
 test: $(SETUP)
-	$(BIN)/pytest -n 2 -m "not long and not accelerator" --hypothesis-seed=0
+	$(BIN)/pytest -n 2 --dist worksteal -m "not long and not accelerator" --hypothesis-seed=0
 
 test-all: $(SETUP)
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
