@@ -161,7 +161,7 @@ def rows_of(folder: Path) -> list[Row]:
         return [row for row in read_rows(folder / RECORD) if _is_row(row)]
 
 
-_STEPPED = ("start", "report", "validation", "test", "average", "checkpoint", "end", "interrupted")
+_STEPPED = ("start", "report", "validation", "test", "average", "checkpoint", "stop", "end", "interrupted")
 _NUMBER = (int, float)
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "report": {
