@@ -241,7 +241,8 @@ def test_a_bar_steers_the_terminal_and_what_is_printed_meanwhile_does_not(monkey
         print(STEERING)
     assert "\\x1b[2K" not in out.getvalue()
     assert "\x1b[2K" in out.getvalue()
-    assert SHOWN in out.getvalue()
+    assert "evil" in out.getvalue()
+    assert not {"\x07", "\x9b", "\u202e"} & set(out.getvalue())
 
 
 def test_text_stays_what_it_is() -> None:

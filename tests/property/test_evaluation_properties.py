@@ -58,6 +58,7 @@ def test_counts_and_hardest_images_are_the_same_on_every_layout(micro_batch: int
         assert one.row["images"] == 61
         for mine, its in zip(one.counts, whole.counts, strict=True):
             assert mine is not None
+            assert its is not None
             assert torch.equal(mine, its)
         assert [image.image for image in one.hardest] == [image.image for image in whole.hardest[:hardest]]
         assert [image.answer for image in one.hardest] == [image.answer for image in whole.hardest[:hardest]]

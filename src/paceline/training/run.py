@@ -52,8 +52,8 @@ def _train(session: Session, job: Job, console: Console, command: list[str]) -> 
     ended = not before or any(row["kind"] == "end" for row in before)
     if session.is_done() and world.broadcast_object(ended):
         if world.first:
-            done = f"{plural(state.step, 'step')} {'is' if state.step == 1 else 'are'} trained"
-            text = f"This run is complete: {done}. {run.folder}"
+            verb = "is" if state.step == 1 else "are"
+            text = f"This run is complete: {plural(state.step, 'step')} {verb} trained. {run.folder}"
             console.print(text, markup=False, soft_wrap=True)
         return 0
     parameters = sum(parameter.numel() for parameter in state.network.module.parameters())
