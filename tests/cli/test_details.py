@@ -79,7 +79,8 @@ def test_details_of_other_images_go_to_a_folder_of_their_own(made: Path) -> None
     done = run_in(made, "validate", "run", "--details", "--test", "data/val", "--json")
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)
-    found = tables(made / "run/test" / f"step-{row['step']:09d}")
+    assert row["details"]["folder"] == f"run/test/step-{row['step']:09d}"
+    found = tables(made / row["details"]["folder"])
     assert sum(int(one["images"]) for one in found["classes.csv"]) == row["images"]
 
 

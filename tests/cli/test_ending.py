@@ -63,9 +63,15 @@ def test_the_time_limit_of_a_start_saves_and_resume_continues(paceline: Paceline
     assert rows_of(tmp_path / "run")[-1]["step"] > last["step"]
 
 
-@pytest.mark.parametrize("limit", ["90", "3 epochs"])
-def test_a_time_limit_is_a_time(paceline: Paceline, small: str, limit: str) -> None:
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ("90", "expected an amount with its unit (seconds, minutes or hours), such as '90 seconds'"),
+        ("3 epochs", "'3 epochs' is no time on the clock; write seconds, minutes or hours"),
+        ("0 hours", "must be greater than zero, such as '1 second'"),
+    ],
+)
+def test_a_time_limit_is_a_time(paceline: Paceline, small: str, limit: str, message: str) -> None:
     done = paceline("train", small, "--time-limit", limit, "--out", "run")
     assert done.returncode == 2
-    assert "seconds, minutes or hours" in done.stderr
-    assert "on.time_limit" in done.stderr
+    assert done.stderr == f"error: 'on.time_limit={limit}': time_limit: {message}\n"

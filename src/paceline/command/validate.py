@@ -12,7 +12,7 @@ from paceline.progress import notify
 from paceline.record import Row
 from paceline.settings.data import Files
 from paceline.training.selection import Selection, steps_to_evaluate
-from paceline.visible import one_line
+from paceline.visible import one_line, plural
 from paceline.worker import run_verb
 
 _ROOM = 24
@@ -35,7 +35,9 @@ def run(
         for note in notes:
             notify(note)
         if as_json:
-            show_rows(rows, as_json)
+            show_rows(
+                [row | {"details": one} for row, one in zip(rows, found, strict=True)] if details else rows, as_json
+            )
         elif rows:
             _show(rows)
             for one in found:
@@ -47,7 +49,7 @@ def run(
 
 def _show(rows: list[Row]) -> None:
     """What people look for first; the record and --json have all."""
-    images = f" {rows[0]['images']:,} images of {rows[0]['data']}" if "data" in rows[0] else ""
+    images = f" {plural(rows[0]['images'], 'image')} of {rows[0]['data']}" if "data" in rows[0] else ""
     print(f"evaluated{images} on {rows[0]['device']} in {rows[0]['precision']}")
     columns = ("step", "epoch", "top1", "top5", "loss", "images", "seconds", "images_per_second")
     lines: list[Row] = [{key: row[key] for key in columns} for row in rows]

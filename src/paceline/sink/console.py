@@ -218,7 +218,7 @@ class ConsoleSink(Sink):
         for average in latest(rows, "average")[-1:] if self._plan.averaged_steps else []:
             self._print_bold(
                 f"[bold green]top-1 {average['top1']:.2%}[/bold green] of the mean of the last "
-                f"{len(average['steps'])} checkpoints: {escape(str(self._run.folder / 'averaged'))}"
+                f"{plural(len(average['steps']), 'checkpoint')}: {escape(str(self._run.folder / 'averaged'))}"
             )
         self._print_problems(reports[-1])
 
