@@ -38,8 +38,8 @@ def _check_untrained(run: Run) -> None:
     """Refuse to train a run from the beginning whose checkpoints of trained steps are damaged or gone."""
     if trained := max([trained_step(run.rows()), *checkpoint.saved_steps(run.checkpoints)]):
         raise RunError(
-            f"{run.checkpoints}: no intact checkpoint is left of this run, which has trained {plural(trained, 'step')}; put "
-            "its checkpoints back, or train it again in another folder with --out"
+            f"{run.checkpoints}: no intact checkpoint is left of this run, which has trained "
+            f"{plural(trained, 'step')}; put its checkpoints back, or train it again in another folder with --out"
         )
 
 

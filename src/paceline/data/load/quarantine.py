@@ -58,8 +58,8 @@ class Quarantine:
             if len(self._bad) > self.most:
                 where = f"; they are listed in {self.folder / QUARANTINE}" if self.folder else ""
                 raise DataError(
-                    f"{split.table.name(index)}: {reason}; with it {plural(len(self._bad), 'image')} cannot be decoded, and "
-                    f"data.max_bad allows {self.most:,}{where}; mend them, or write a larger data.max_bad"
+                    f"{split.table.name(index)}: {reason}; with it {plural(len(self._bad), 'image')} cannot be "
+                    f"decoded, and data.max_bad allows {self.most:,}{where}; mend them, or write a larger data.max_bad"
                 )
 
     def __len__(self) -> int:
