@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,19 @@ def test_details_of_other_images_go_to_a_folder_of_their_own(made: Path) -> None
     assert row["details"]["folder"] == f"run/test/step-{row['step']:09d}"
     found = tables(made / row["details"]["folder"])
     assert sum(int(one["images"]) for one in found["classes.csv"]) == row["images"]
+
+
+def test_in_place_of_a_damaged_image_the_neighbor_that_was_shown_is_named(made: Path) -> None:
+    shutil.copytree(made / "data/val", made / "damaged")
+    wrong = table(made / "run/test" / next((made / "run/test").iterdir()).name / "wrong.csv")
+    spoilt = made / "damaged" / wrong[0]["path"]
+    spoilt.write_bytes(spoilt.read_bytes()[:200])
+    done = run_in(made, "validate", "run", "--details", "--test", "damaged", "--json", "data.max_bad=0.2")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    again = tables(made / row["details"]["folder"])
+    assert wrong[0]["path"] not in {line["path"] for line in again["wrong.csv"]}
+    assert sum(int(one["images"]) for one in again["classes.csv"]) == row["images"]
 
 
 @pytest.mark.long

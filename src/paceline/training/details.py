@@ -40,7 +40,7 @@ def write_details(session: Session, folder: Path, evaluation: Evaluation, name: 
         _write(folder / CLASSES, _class_lines(evaluation, names))
         if evaluation.counts.confusion is not None:
             rows = zip(names, evaluation.counts.confusion.tolist(), strict=True)
-            _write(folder / CONFUSION, [["truth", *names], *([name, *row] for name, row in rows)])
+            _write(folder / CONFUSION, [["truth", *names], *([truth, *row] for truth, row in rows)])
         _write(folder / name, _image_lines(images, names, session))
 
 
