@@ -20,6 +20,7 @@ from paceline.options import (
     BenchData,
     DataFolder,
     DataWords,
+    Details,
     Device,
     Json,
     On,
@@ -33,7 +34,9 @@ from paceline.options import (
     Seconds,
     SettingWords,
     SourceFolder,
+    TimeLimit,
     path_of,
+    time_words,
 )  # fmt: skip
 from paceline.visible import visible_output
 
@@ -116,22 +119,24 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
 @app.command(epilog="Example: paceline train cifar10/resnet20 --data ~/cifar10 epochs=50 optimizer.lr=0.2")
 def train(
     recipe: RecipeWord = None, settings: SettingWords = None, data: DataFolder = None, out: Out = None, on: On = None,
-    replicas: Replicas = None, device: Device = None,
+    replicas: Replicas = None, device: Device = None, time_limit: TimeLimit = None,
 ) -> None:  # fmt: skip
     """Train a recipe; without one, a small network on built-in images."""
     from paceline.command import train as verb
 
-    raise typer.Exit(verb.run(recipe, settings or [], data, out, on, replicas, device))
+    words = [*(settings or []), *time_words(time_limit)]
+    raise typer.Exit(verb.run(recipe, words, data, out, on, replicas, device))
 
 
 @app.command(epilog="Example: paceline resume runs/mine on.micro_batch=32")
 def resume(
-    run: RunFolder, settings: OnWords = None, data: DataFolder = None, replicas: Replicas = None, device: Device = None
-) -> None:
+    run: RunFolder, settings: OnWords = None, data: DataFolder = None, replicas: Replicas = None, device: Device = None,
+    time_limit: TimeLimit = None,
+) -> None:  # fmt: skip
     """Continue a run from its newest intact checkpoint."""
     from paceline.command import resume as verb
 
-    raise typer.Exit(verb.run(run, settings or [], data, replicas, device))
+    raise typer.Exit(verb.run(run, [*(settings or []), *time_words(time_limit)], data, replicas, device))
 
 
 @app.command(epilog="Example: paceline validate runs/mine --all")
@@ -152,6 +157,7 @@ def validate(
             help="Evaluate other images of the same classes, such as a test set.",
         ),
     ] = None,
+    details: Details = False,
     data: DataFolder = None,
     json: Json = False,
 ) -> None:
@@ -159,7 +165,7 @@ def validate(
     from paceline.command import validate as verb
     from paceline.training.selection import Selection
 
-    raise typer.Exit(verb.run(run, settings or [], Selection(checkpoint, every, test), data, json))
+    raise typer.Exit(verb.run(run, settings or [], Selection(checkpoint, every, test), data, json, details))
 
 
 @app.command(epilog="Example: paceline average runs/mine --last 5")

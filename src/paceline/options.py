@@ -17,6 +17,11 @@ def path_of(word: str) -> Path:
     return Path(word)
 
 
+def time_words(limit: str | None) -> list[str]:
+    """The word that --time-limit is short for."""
+    return [] if limit is None else [f"on.time_limit={limit}"]
+
+
 RecipeWord = Annotated[
     str | None,
     typer.Argument(
@@ -51,6 +56,15 @@ On = Annotated[str | None, typer.Option("--on", metavar="PLACEMENT", help="A shi
 Replicas = Annotated[int | None, typer.Option("--replicas", metavar="N", help="Short for on.replicas=N.")]
 Device = Annotated[
     str | None, typer.Option("--device", metavar="KIND", help="Short for on.device=KIND: cpu, cuda or mps.")
+]
+Details = Annotated[bool, typer.Option("--details", help="Write tables of classes, confused pairs and wrong answers.")]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--time-limit",
+        metavar="TIME",
+        help="Short for on.time_limit: save and end after, say, '4 hours', with status 75.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 SourceFolder = Annotated[

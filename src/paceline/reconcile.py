@@ -353,6 +353,11 @@ def _check_mixing(plan: Plan) -> None:
 
 def _check_average(plan: Plan) -> None:
     last, count = plan.recipe.average.last, len(plan.averaged_steps)
+    if last is not None and (plan.recipe.stop.patience or plan.recipe.stop.target):
+        raise PlanError(
+            "average.last is for the last checkpoints of a whole run, and stop may end it before; leave one of them "
+            "out, or keep an average of the weights all along with ema.decay"
+        )
     if last is not None and count < last:
         raise PlanError(
             f"average.last={last}, and of this run's steps {count} are {plan.recipe.average.every} apart; "

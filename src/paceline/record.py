@@ -56,8 +56,8 @@ class Sink(Protocol):
         """Take a row that was just written to the record."""
 
     def progress(self, what: str, done: int, total: int) -> None:  # noqa: ARG002 - sinks that show it need them
-        """Take how far something has come that has no row yet, steps of training or images of a validation; a sink
-        may leave it alone."""
+        """Take how far something has come that has no row yet: steps of training, images of a validation, or stopping,
+        which a signal has just asked for; a sink may leave it alone."""
         return
 
 
@@ -161,7 +161,7 @@ def rows_of(folder: Path) -> list[Row]:
         return [row for row in read_rows(folder / RECORD) if _is_row(row)]
 
 
-_STEPPED = ("start", "report", "validation", "test", "average", "checkpoint", "end", "interrupted")
+_STEPPED = ("start", "report", "validation", "test", "average", "checkpoint", "stop", "end", "interrupted")
 _NUMBER = (int, float)
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "report": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 from rich.segment import Segment
@@ -17,6 +17,18 @@ class Terminal(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, emoji=False, **options)
+
+    @property
+    def file(self) -> IO[str]:
+        """The stream itself: while a bar is shown, one stands before another, and each would escape what steers."""
+        stream = super().file
+        while (inner := getattr(stream, "rich_proxied_file", stream)) is not stream:
+            stream = inner
+        return stream
+
+    @file.setter
+    def file(self, new_file: IO[str]) -> None:
+        self._file = new_file
 
     def render_str(self, text: str, **options: Any) -> Text:
         # rich leaves some of them out of a text, where nobody would see that they were there.

@@ -27,6 +27,20 @@ def one_line(text: str) -> str:
     return visible(text).replace("\n", "\\n")
 
 
+def plural(count: int, noun: str) -> str:
+    """A count and its noun: '1 image', '1,024 images'."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def long_time(seconds: float) -> str:
+    """A time for people, in two units."""
+    for size, unit, smaller, name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            whole, rest = divmod(round(seconds / smaller), size // smaller)
+            return f"{whole} {unit} {rest} {name}"
+    return f"{seconds:.1f} s"
+
+
 def _escape(match: re.Match[str]) -> str:
     number = ord(match[0])
     if number == 0x7F:  # the only one that stands in JSON as it is, and JSON has no \x

@@ -101,8 +101,8 @@ def _verbs() -> dict[str, Verb]:
     def train(job: Job, folder: Path, command: list[str]) -> int:
         return train_run(job, folder, console(), command)
 
-    def validate(job: Job, folder: Path, checkpoint: str | None, every: bool) -> list[Any]:
-        return list(validate_run(job, folder, Selection(checkpoint, every, job.test)))
+    def validate(job: Job, folder: Path, checkpoint: str | None, every: bool, details: bool) -> list[Any]:
+        return list(validate_run(job, folder, Selection(checkpoint, every, job.test), details))
 
     def average(job: Job, folder: Path, last: int | None, decay: float | None, recalibrate: int | None) -> list[Any]:
         return list(average_run(job, folder, last, Method(decay, recalibrate)))

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from rich.console import Console
+from rich.progress import Progress
 
 from conftest import SMALL, make_plan
 from paceline import cli
@@ -28,7 +29,7 @@ from paceline.settings.read import parse
 from paceline.sink.console import ConsoleSink
 from paceline.sink.log import LogSink
 from paceline.terminal import Terminal
-from paceline.visible import one_line, visible
+from paceline.visible import one_line, visible, visible_output
 
 STEERING = "\x1b[31m\u202eevil\x07\x9b2J\x7f"
 """Turns a terminal red, the text around, rings the bell, and clears the screen by the shorter of two ways."""
@@ -230,6 +231,18 @@ def test_a_terminal_keeps_its_own_styles() -> None:
     out = io.StringIO()
     Terminal(file=out, force_terminal=True, width=80, color_system="standard").print(f"[bold]{STEERING}[/bold]")
     assert out.getvalue() == f"\x1b[1m{SHOWN}\x1b[0m\n"
+
+
+def test_a_bar_steers_the_terminal_and_what_is_printed_meanwhile_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    with visible_output(), Progress(console=Terminal(force_terminal=True, width=80), refresh_per_second=1) as bar:
+        bar.add_task("training", total=3)
+        print(STEERING)
+    assert "\\x1b[2K" not in out.getvalue()
+    assert "\x1b[2K" in out.getvalue()
+    assert "evil" in out.getvalue()
+    assert not {"\x07", "\x9b", "\u202e"} & set(out.getvalue())
 
 
 def test_text_stays_what_it_is() -> None:

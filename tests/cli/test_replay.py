@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from conftest import SMALL, Paceline
+from conftest import SMALL, Paceline, make_plan, make_session
 from image_files import PAGE, WRITERS, clean_pictures
 from paceline import checkpoint
 from paceline.data.index.scan import open_index
 from paceline.record import latest, rows_of
 from paceline.settings.data import Files
+from paceline.training.replay import replay
 
 
 @pytest.fixture
@@ -115,6 +116,14 @@ def test_a_bad_step_is_repeated_and_its_first_layer_and_images_are_named(
     fine = paceline("replay", "run", "--step", "1")
     assert fine.returncode == 0, fine.stderr
     assert "Every output, statistic and gradient of this step is finite here." in fine.stdout
+
+
+def test_the_way_to_a_step_shows_how_far_it_is(tmp_path: Path) -> None:
+    progress: list[tuple[str, int, int]] = []
+    session = make_session(make_plan(), tmp_path)
+    finding = replay(session, 4, lambda _: None, lambda *far: progress.append(far))
+    assert finding.step == 4
+    assert progress == [("training again", done, 3) for done in (1, 2, 3)]
 
 
 def test_a_step_that_the_run_does_not_have_is_refused(paceline: Paceline, small: str) -> None:

@@ -210,7 +210,7 @@ def test_validation_judges_the_average_and_statistics_with_it(tmp_path: Path) ->
         average = tensors_from(files["ema.safetensors"])
         assert any("running_var" in name for name in average)
         copy_tensors(average, session.state.network.module.state_dict(), "test")
-        found = evaluate_network(session)
+        found = evaluate_network(session).row
         assert found["loss"] == pytest.approx(row["loss"], rel=1e-6)
         assert found["top1"] == row["top1"]
     run.close()
@@ -390,7 +390,7 @@ def test_a_run_ends_with_the_mean_of_its_last_checkpoints(tmp_path: Path, damage
     how = json.loads((tmp_path / "averaged" / "average.json").read_text())
     assert how == {key: value for key, value in row.items() if key != "kind"}
     copy_tensors(made, session.state.network.module.state_dict(), "test")
-    assert evaluate_network(session)["top1"] == row["top1"]
+    assert evaluate_network(session).row["top1"] == row["top1"]
     run.close()
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from paceline.command.tables import format_value, plural, show_facts, show_rows
+from paceline.command.tables import format_value, show_facts, show_rows
+from paceline.visible import plural
 
 
 @pytest.mark.parametrize(

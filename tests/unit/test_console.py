@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from conftest import make_plan, make_session
+from conftest import make_plan, make_session, validation_row
 from paceline import checkpoint
 from paceline.planning import Plan
 from paceline.record import Row, Run
@@ -56,7 +57,7 @@ def test_a_run_says_what_it_trains_and_what_came_out(tmp_path: Path) -> None:
     assert text.startswith("resnet8 (74,900 parameters) on generated: 96 images of 4 classes, for 6 steps of 16, fp32")
     assert "top-1" in text
     assert "top-5" not in text  # of four classes the right one is always among five
-    assert f"Next: paceline validate '{run.folder}'" in text
+    assert f"Next: paceline validate '{run.folder}' --details\n" in text
     assert "cifar10" not in text
 
 
@@ -68,6 +69,78 @@ def test_a_better_checkpoint_than_the_last_is_named(tmp_path: Path) -> None:
     run.write(**{**last, "step": 3, "top1": 0.99})
     text = shown(plan, run, {"kind": "end", "step": plan.steps})
     assert f"The best checkpoint: 99.00% after step 3: paceline validate '{run.folder}' --checkpoint best" in text
+
+
+def test_the_end_says_how_fast_the_run_was_and_counts_in_words(tmp_path: Path) -> None:
+    plan = make_plan()
+    run = trained(plan, tmp_path / "a run")
+    spread = {"lower_quartile": 1900.0, "upper_quartile": 2100.4}
+    end = {"kind": "end", "step": plan.steps, "images_per_second": 2000.0, "images_per_second_spread": spread}
+    text = shown(plan, run, end)
+    assert "2,000 images/s (half of the reports between 1,900 and 2,100)." in text
+    assert "of 37 validation images after 1 epoch in " in text
+
+
+def test_a_plain_report_has_the_learning_rate_and_the_time_left(tmp_path: Path) -> None:
+    row = {
+        "kind": "report", "step": 4, "epoch": 0.67, "lr": 0.1, "loss": 2.0, "top1": 0.25, "images_per_second": 64.0,
+        "bad_steps": 1, "step_seconds": 100.0,
+    }  # fmt: skip
+    line = "step {}/6  epoch 0.67  lr 0.1  loss 2.0000  top-1 25.00%  64 images/s  1 bad step{}\n"
+    assert shown(make_plan(), Run(tmp_path, "read"), row) == line.format(4, "  3 min 20 s left")
+    assert shown(make_plan(), Run(tmp_path, "read"), row | {"step": 6}) == line.format(6, "")
+
+
+def test_a_signal_is_answered_with_what_happens_next(tmp_path: Path) -> None:
+    out = io.StringIO()
+    sink = ConsoleSink(make_plan(), Run(tmp_path, "read"), Console(file=out, width=80))
+    sink.progress("training", 20, 60)
+    sink.progress("stopping", 0, 1)
+    sink.row({"kind": "validation-start", "step": 20, "epoch": 1.0})
+    sink.progress("stopping", 0, 1)
+    assert out.getvalue().splitlines() == [
+        "finishing step 21, then saving; press again to stop without",
+        "leaving the validation, then saving; press again to stop without",
+    ]
+
+
+def test_unequal_classes_are_told_below_a_validation(tmp_path: Path) -> None:
+    row = validation_row(6, 0.8333) | {"balanced_accuracy": 0.25}
+    equal = shown(make_plan(), Run(tmp_path, "read"), row)
+    unequal = shown(make_plan(), Run(tmp_path, "read"), row | {"majority": 0.8333})
+    assert "unequal" not in equal
+    assert unequal == f"{equal}  unequal classes: balanced accuracy 25.00%; the largest is 83.33% of the images\n"
+    assert max(map(len, unequal.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"reason": "target", "metric": "top1", "target": 0.759}, "the target of 75.90% top-1 is reached"),
+        ({"reason": "target", "metric": "loss", "target": 0.5}, "the target of 0.5000 loss is reached"),
+        (
+            {"reason": "patience", "metric": "loss", "no_better": 1, "best": 1.5, "best_step": 3},
+            "1 validation in a row had no better loss than 1.5000 after step 3",
+        ),
+        (
+            {"reason": "patience", "metric": "loss", "no_better": 2, "best": None, "best_step": 0},
+            "2 validations in a row had no finite loss",
+        ),
+    ],
+)
+def test_a_run_that_ends_early_says_why(tmp_path: Path, row: Row, text: str) -> None:
+    said = shown(make_plan(), Run(tmp_path, "read"), {"kind": "stop", "step": 5, **row})
+    assert said == f"Ended after step 5 of 6: {text}\n"
+
+
+def test_a_bar_leaves_room_for_the_sign_of_an_interrupt_and_nothing_behind(tmp_path: Path) -> None:
+    out = io.StringIO()
+    sink = ConsoleSink(make_plan(), Run(tmp_path, "read"), Console(file=out, width=60, force_terminal=True))
+    sink.row(START)
+    sink.row({"kind": "interrupted", "step": 3, "why": "signal"})
+    lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue()))
+    assert {len(line) for line in lines if line.startswith("training")} == {57}
+    assert out.getvalue().rindex("\x1b[2K") > out.getvalue().rindex("training")  # the line is wiped at the end
 
 
 def test_arithmetic_that_has_changed_is_told_at_the_start(tmp_path: Path) -> None:

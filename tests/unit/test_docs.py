@@ -39,7 +39,7 @@ WRITTEN = {
 }  # fmt: skip
 """Dotted words that are no settings: files that Paceline writes, attributes, and fields of the record."""
 ELSEWHERE = {
-    "averaged/", "test/quarantine.jsonl", "train/", "val/", "stage1/unit1.conv1.weight",
+    "averaged/", "validation/", "test/", "test/quarantine.jsonl", "train/", "val/", "stage1/unit1.conv1.weight",
     "stage1/unit1.conv1.weight.momentum",
 }  # fmt: skip
 """Paths in the folders of runs and of users' images, and names of parameters."""

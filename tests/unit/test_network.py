@@ -220,7 +220,7 @@ def test_validation_between_steps_does_not_wake_frozen_blocks() -> None:
     state = make_state(plan)
     share = next(shares(plan))
     for _ in range(2):
-        state.network.evaluation_sums(share[0])
+        state.network.answers(share[0])
         state.network.forward_backward(share)
         awake = {name for name, block in state.network.module.named_children() if block.training}
         assert awake == {"stem", "stage2/unit1", "stage3/unit1", "head"}

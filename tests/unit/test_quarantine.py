@@ -74,7 +74,7 @@ def test_replicas_and_later_starts_count_an_image_once(tars: Path, tmp_path: Pat
 
 def test_zero_allows_no_bad_image_and_one_allows_one(tars: Path, tmp_path: Path) -> None:
     part = opened(tars)[0]
-    with pytest.raises(DataError, match=r"\.tar at byte .*with it 1 images .* allows 0; mend them, or write a larger"):
+    with pytest.raises(DataError, match=r"\.tar at byte .*with it 1 image .* allows 0; mend them, or write a larger"):
         Quarantine.of(None, 0).add(part, 0, "it is empty")
     few = Quarantine.of(tmp_path, 1)
     few.add(part, 0, "it is empty")

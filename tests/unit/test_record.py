@@ -265,7 +265,7 @@ def test_csv_files_have_the_columns_that_older_scripts_read(tmp_path: Path) -> N
     assert table(folder / "validation.csv") == [
         {
             "name": "my-run", "iteration": "3", "epoch": "0.3", "val_acc": "75.0", "val_time": "0.5", "val_size": "37",
-            "img_per_sec": "74.0", "latency": "-1",
+            "img_per_sec": "74.0", "latency": "-1", "val_loss": "2.0", "val_acc5": "100.0",
         }
     ]  # fmt: skip
 

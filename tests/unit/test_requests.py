@@ -24,6 +24,32 @@ def test_a_signal_asks_to_stop_and_the_previous_one_is_back_afterwards() -> None
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_a_signal_is_answered_at_once_and_only_once() -> None:
+    answers: list[bool] = []
+    signals = Signals(lambda: answers.append(signals.stop))
+    with signals:
+        for _ in range(2):  # the second comes at once, as launchers deliver it
+            os.kill(os.getpid(), signal.SIGINT)
+    assert answers == [False]
+
+
+def test_a_start_stops_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("paceline.training.requests.time.monotonic", lambda: now[0])
+    signals = Signals()
+    requests = Requests(World(torch.device("cpu")), signals, most_seconds=60)
+    requests.exchange(1)
+    assert not requests.stop
+    now[0] += 60
+    requests.exchange(2)
+    assert requests.stop
+    assert requests.urgent
+    assert requests.out_of_time
+    signals.stop = True
+    assert requests.urgent
+    assert not requests.out_of_time  # a signal is why it stops
+
+
 def test_other_threads_leave_signals_alone() -> None:
     before, inside = signal.getsignal(signal.SIGINT), []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.training import timing
+from paceline.visible import long_time
 
 
 @pytest.mark.parametrize(
@@ -103,4 +104,4 @@ def test_only_an_input_that_costs_speed_is_a_limit() -> None:
     ],
 )  # fmt: skip
 def test_times_are_told_in_two_units(seconds: float, text: str) -> None:
-    assert timing.long_time(seconds) == text
+    assert long_time(seconds) == text

@@ -124,11 +124,12 @@ def test_only_the_real_images_of_a_batch_are_judged(count: int) -> None:
     logs = log_shares(plan, whole, batch)[:count]
     labels = batch.labels[:count]
     best = logs.topk(5).indices
-    sums = whole.evaluation_sums(MicroBatch(batch.images, batch.labels, count))
-    assert sums.images == count
-    assert float(sums.loss) == pytest.approx(-float(logs.gather(1, labels[:, None]).sum()), rel=1e-12)
-    assert sums.top1 == int((best[:, 0] == labels).sum())
-    assert sums.top5 == int((best == labels[:, None]).any(1).sum())
+    answers = whole.answers(MicroBatch(batch.images, batch.labels, count))
+    assert answers.real.tolist() == [index < count for index in range(8)]
+    assert torch.allclose(answers.loss[:count], -logs.gather(1, labels[:, None])[:, 0], rtol=1e-12)
+    assert torch.allclose(answers.probability[:count], logs.exp().amax(1), rtol=1e-12)
+    assert torch.equal(answers.answer[:count], best[:, 0])
+    assert torch.equal(answers.top5[:count], (best == labels[:, None]).any(1))
 
 
 def test_mirrored_judging_takes_the_mean_of_both_scores() -> None:
@@ -139,11 +140,10 @@ def test_mirrored_judging_takes_the_mean_of_both_scores() -> None:
     with torch.no_grad():
         scores, mirrored = whole.module(seen), whole.module(seen.flip(3))
     assert not torch.allclose(scores, mirrored)
-    sums = whole.evaluation_sums(batch)
+    answers = whole.answers(batch)
     expected = (scores + mirrored) / 2
-    assert sums.images == len(expected)
-    assert float(sums.loss) == pytest.approx(float(F.cross_entropy(expected, batch.labels, reduction="sum")), rel=1e-12)
-    assert sums.top1 == (expected.argmax(1) == batch.labels).sum()
+    assert torch.allclose(answers.loss, F.cross_entropy(expected, batch.labels, reduction="none"), rtol=1e-12)
+    assert torch.equal(answers.answer, expected.argmax(1))
 
 
 def test_class_scores_are_the_network_s_in_evaluation() -> None:
@@ -162,8 +162,7 @@ def test_judging_moves_nothing() -> None:
     whole = make_whole(plan)
     before = {name: value.clone() for name, value in whole.module.state_dict().items()}
     for batch in itertools.chain(first_step(plan), first_step(plan)):
-        sums = whole.evaluation_sums(batch)
-        assert sums.top1 <= sums.top5 == sums.images  # among three classes, every image is in the best five
+        assert whole.answers(batch).top5.all()  # among three classes, every image is in the best five
     assert all(torch.equal(value, before[name]) for name, value in whole.module.state_dict().items())
     whole.forward_backward(first_step(plan))  # and training goes on from there
     assert whole.module.training

@@ -200,7 +200,7 @@ def test_too_many_bad_images_end_a_run_with_one_line(work: Path) -> None:
     assert errors.count("\n") == 1
     assert errors.startswith("error: train-")
     assert (
-        "with it 1 images cannot be decoded, and data.max_bad allows 0; they are listed in run/quarantine.jsonl"
+        "with it 1 image cannot be decoded, and data.max_bad allows 0; they are listed in run/quarantine.jsonl"
         in errors
     )
     assert rows_of(work / "run")[-1]["kind"] == "failed"

@@ -153,7 +153,7 @@ def test_it_trains_a_step_and_validates(built: Built) -> None:
         # The gradient of a shift before a norm is zero, so only tables of weights and the statistics must move.
         if tensor.dim() > 1 or "running_" in name:
             assert not torch.equal(tensor, before[name]), name
-    row = evaluate_network(session)
+    row = evaluate_network(session).row
     assert row["images"] == 3
     assert 0 < row["loss"] < 100
 

@@ -77,7 +77,7 @@ def test_a_recipe_trains_two_steps_and_is_judged(name: str) -> None:
     assert all(tensor.isfinite().all() for tensor in after.values())
     moved = [key for key, tensor in after.items() if tensor.dim() > 1 and not torch.equal(tensor, before[key])]
     assert len(moved) == len([tensor for tensor in after.values() if tensor.dim() > 1])
-    judged = evaluate_network(session)
+    judged = evaluate_network(session).row
     assert judged["images"] == 5
     assert judged["loss"] > 0  # and is a number; running statistics of two steps mean nothing yet, so it may be large
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from paceline.command.tables import plural, show_rows
+from paceline.command.tables import show_rows
 from paceline.errors import SpecError
 from paceline.job import stored_job
 from paceline.progress import notify
 from paceline.record import Row, json_text
 from paceline.training.selection import steps_to_average
+from paceline.visible import plural
 from paceline.worker import run_verb
 
 _ROOM = 20

@@ -26,11 +26,12 @@ from paceline.command.bench_train import (
     show_profile,
     show_remarks,
 )
-from paceline.command.tables import plural, show_rows
+from paceline.command.tables import show_rows
 from paceline.errors import SpecError
 from paceline.job import prepare_folder
 from paceline.settings.data import Made
 from paceline.sink.console import console
+from paceline.visible import plural
 from paceline.worker import run_verb
 
 _LARGEST = 65_536

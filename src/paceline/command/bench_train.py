@@ -18,11 +18,11 @@ from paceline.command.bench_result import (
     ratio_of,
     read_result,
 )
-from paceline.command.tables import plural, show_facts, show_rows
+from paceline.command.tables import show_facts, show_rows
 from paceline.job import prepare_folder, read_words
 from paceline.settings.data import Made
 from paceline.sink.console import console
-from paceline.training.timing import long_time
+from paceline.visible import long_time, plural
 from paceline.worker import run_verb
 
 _SHOWN = 15

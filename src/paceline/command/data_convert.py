@@ -10,6 +10,7 @@ from paceline.command.tables import show_facts
 from paceline.data.index.scan import open_index
 from paceline.errors import DataError, SpecError
 from paceline.progress import progress_bar
+from paceline.visible import plural
 
 
 def run(
@@ -35,7 +36,11 @@ def run(
             ) from None
     facts: dict[str, Any] = {"format": to, "folder": str(out), "classes": len(index.classes)}
     for split, count in written["splits"].items():
-        facts[split] = count if isinstance(count, int) else f"{count['samples']:,} samples in {count['shards']:,} tars"
+        facts[split] = (
+            count
+            if isinstance(count, int)
+            else f"{plural(count['samples'], 'sample')} in {plural(count['shards'], 'tar')}"
+        )
     if written.get("without a class"):
         facts["skipped, without a class"] = written["without a class"]
     show_facts(facts, as_json)

@@ -6,13 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.command.tables import plural, show_facts
+from paceline.command.tables import show_facts
 from paceline.errors import RunError, SpecError
 from paceline.job import Job, stored_job
-from paceline.progress import notify
+from paceline.progress import notify, progress_bar
 from paceline.reconcile import fits
 from paceline.record import rows_of
-from paceline.visible import one_line
+from paceline.visible import one_line, plural
 
 if TYPE_CHECKING:
     from paceline.training.replay import Finding
@@ -32,8 +32,8 @@ def run(folder: Path, words: list[str], step: int, data: Path | None, as_json: b
     from paceline.training.replay import replay
     from paceline.training.session import open_session
 
-    with open_session(job.plan, folder, "read", data_folder=job.data_folder) as session:
-        finding = replay(session, step, notify)
+    with open_session(job.plan, folder, "read", data_folder=job.data_folder) as session, progress_bar() as progress:
+        finding = replay(session, step, notify, progress)
     if as_json:
         show_facts(asdict(finding), as_json=True)
     else:

@@ -11,7 +11,7 @@ from paceline.record import json_text
 from paceline.sink.console import console
 from paceline.visible import one_line
 
-_HEADINGS = {"top1": "top-1", "top5": "top-5", "images_per_second": "images/s"}
+_HEADINGS = {"top1": "top-1", "top5": "top-5", "f1": "F1", "images_per_second": "images/s"}
 """Headings of keys that do not read as words."""
 
 
@@ -56,9 +56,9 @@ def format_value(name: str, value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     match name:
-        case "top1" | "top5":
+        case "top1" | "top5" | "precision" | "recall":
             return f"{value:.2%}"
-        case "loss":
+        case "loss" | "f1":
             return f"{value:.4f}"
         case "epoch" | "seconds":
             return f"{value:,.2f}"
@@ -66,11 +66,6 @@ def format_value(name: str, value: Any) -> str:
             return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
         case _:
             return f"{value:.6g}"
-
-
-def plural(count: int, noun: str) -> str:
-    """A count and its noun: '1 image', '1,024 images'."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _heading(name: str) -> str:

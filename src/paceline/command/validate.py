@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from paceline.command.tables import show_rows
 from paceline.data.index.scan import open_index
@@ -11,10 +12,16 @@ from paceline.progress import notify
 from paceline.record import Row
 from paceline.settings.data import Files
 from paceline.training.selection import Selection, steps_to_evaluate
+from paceline.visible import one_line, plural
 from paceline.worker import run_verb
 
+_ROOM = 24
+"""Letters of a class's name, of which two fit a line of 80."""
 
-def run(folder: Path, words: list[str], selection: Selection, data: Path | None, as_json: bool) -> int:
+
+def run(
+    folder: Path, words: list[str], selection: Selection, data: Path | None, as_json: bool, details: bool = False
+) -> int:
     """Evaluate the newest checkpoint, a chosen one, or all that were not evaluated yet."""
     # Evaluating needs none of the layout that training had: what is not asked for, this machine decides.
     job = stored_job(folder, ["on.replicas=auto", "on.micro_batch=auto", *words], data, selection.test)
@@ -22,14 +29,19 @@ def run(folder: Path, words: list[str], selection: Selection, data: Path | None,
     if selection.test and job.launch is None and isinstance(job.plan.data, Files):
         for note in open_index(job.plan.data, selection.test).notes:
             notify(note)
-    rows, notes = run_verb("validate", job, folder, checkpoint=selection.checkpoint, every=selection.every)
+    which = {"checkpoint": selection.checkpoint, "every": selection.every}
+    rows, notes, found = run_verb("validate", job, folder, **which, details=details)
     if job.launch is None or job.launch.rank == 0:
         for note in notes:
             notify(note)
         if as_json:
-            show_rows(rows, as_json)
+            show_rows(
+                [row | {"details": one} for row, one in zip(rows, found, strict=True)] if details else rows, as_json
+            )
         elif rows:
             _show(rows)
+            for one in found:
+                _show_details(one)
         else:
             print("every checkpoint of this run has been evaluated already")
     return 0
@@ -37,7 +49,7 @@ def run(folder: Path, words: list[str], selection: Selection, data: Path | None,
 
 def _show(rows: list[Row]) -> None:
     """What people look for first; the record and --json have all."""
-    images = f" {rows[0]['images']:,} images of {rows[0]['data']}" if "data" in rows[0] else ""
+    images = f" {plural(rows[0]['images'], 'image')} of {rows[0]['data']}" if "data" in rows[0] else ""
     print(f"evaluated{images} on {rows[0]['device']} in {rows[0]['precision']}")
     columns = ("step", "epoch", "top1", "top5", "loss", "images", "seconds", "images_per_second")
     lines: list[Row] = [{key: row[key] for key in columns} for row in rows]
@@ -45,3 +57,23 @@ def _show(rows: list[Row]) -> None:
         for row, line in zip(rows, lines, strict=True):
             line["weights"] = "EMA" if row["averaged"] else "plain"
     show_rows(lines, as_json=False)
+
+
+def _show_details(found: Row) -> None:
+    """The worst classes and the most confused pairs of classes, and where the rest is."""
+    columns = ("class", "images", "precision", "recall", "f1")
+    classes = [{key: _short(row[key]) for key in columns} for row in found["classes"]]
+    print(f"\nstep {found['step']}: the classes that are found least")
+    show_rows(classes, as_json=False)
+    if found["pairs"]:
+        print("\nconfused most")
+        show_rows([{key: _short(value) for key, value in pair.items()} for pair in found["pairs"]], as_json=False)
+    print()
+    print(one_line(f"all classes, pairs and wrong answers: {found['folder']}"))
+
+
+def _short(value: Any) -> Any:
+    """A class's name as it fits a table of 80 columns; a number that does not exist is a dash."""
+    if value is None:
+        return "-"
+    return value if not isinstance(value, str) or len(value) <= _ROOM else f"{value[: _ROOM - 3]}..."

@@ -17,7 +17,7 @@ from paceline.model.dropout import DropoutMasks
 from paceline.model.exchange import GradientBuckets
 from paceline.model.forms import StepWeights, fuse
 from paceline.model.loss import make_loss
-from paceline.model.metrics import TRAIN_SUMS, EvaluationSums, evaluation_sums
+from paceline.model.metrics import TRAIN_SUMS, Answers, judge
 from paceline.model.network import Network, mirrored_scores, recomputing
 from paceline.model.norm import Statistics
 from paceline.model.precision import autocast, compute_dtype, network_on_device
@@ -107,9 +107,9 @@ class Whole:
         )
 
     @torch.inference_mode()
-    def evaluation_sums(self, batch: MicroBatch) -> EvaluationSums:
-        """Sums over the real images of a validation batch."""
-        return evaluation_sums(self.scores(self.augment.normalize(batch.images)), batch.labels, batch.count)
+    def answers(self, batch: MicroBatch) -> Answers:
+        """What the network says of each image of a validation batch."""
+        return judge(self.scores(self.augment.normalize(batch.images)), batch.labels, batch.count)
 
     def _begin(self) -> None:
         """Make the network ready for the forward passes of a training step."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from paceline.facts import DataFacts
-from paceline.settings.types import Channels, ClassCount, ImageCount, Pixels, Settings
+from paceline.settings.types import Channels, ClassCount, ImageCount, Pixels, Settings, percent
 
 # Every kind of data has these three, each with defaults of its own.
 Mean = Annotated[
@@ -80,18 +80,8 @@ class Made(Settings):
         return DataFacts(self.images, self.validation_images, self.classes, self.side, self.channels)
 
 
-def _percent(value: object) -> object:
-    """'10%' or 0.1."""
-    if isinstance(value, str) and value.strip().endswith("%"):
-        try:
-            return float(value.strip()[:-1]) / 100
-        except ValueError:
-            raise ValueError(f"expected a fraction such as 10% or 0.1, found {value!r}") from None
-    return value
-
-
-Part = Annotated[float, BeforeValidator(_percent), Field(gt=0, lt=1)]
-Percent = Annotated[float, BeforeValidator(_percent), Field(gt=0, le=1)]
+Part = Annotated[float, BeforeValidator(percent), Field(gt=0, lt=1)]
+Percent = Annotated[float, BeforeValidator(percent), Field(gt=0, le=1)]
 
 
 class Center(Settings):
@@ -137,7 +127,7 @@ class Files(Settings):
     """The number of the first class where labels are numbers; left out, 1 in TFRecords and 0 elsewhere."""
     orientation: Literal["ignore", "honor"] = "ignore"
     """Whether an image is turned as its EXIF data says; by ImageNet's convention it is not."""
-    max_bad: Annotated[float, BeforeValidator(_percent), Field(ge=0, le=1)] | None = None
+    max_bad: Annotated[float, BeforeValidator(percent), Field(ge=0, le=1)] | None = None
     """Fraction of the images that may be damaged, and replaced by their next neighbor, before the run ends; left out,
     0.1 %, or 10 images where that is more, but no more than a tenth."""
     images: ImageCount | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler
+from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, PlainSerializer, WithJsonSchema
 from pydantic_core import core_schema
 
 _WRITTEN = re.compile(r"\s*([0-9]*\.?[0-9]+(?:/[0-9]+)?)\s*(epochs?|steps?|images?|seconds?|minutes?|hours?|%)\s*")
@@ -31,9 +31,9 @@ class Duration:
             return text
         match = _WRITTEN.fullmatch(text) if isinstance(text, str) and len(text) <= _LONGEST else None
         if not match:
-            hint = (
-                f", such as '{text:g} epochs'" if isinstance(text, int | float) and not isinstance(text, bool) else ""
-            )
+            unit = units.partition(",")[0]
+            number = isinstance(text, int | float) and not isinstance(text, bool)
+            hint = f", such as '{text:g} {unit.removesuffix('s') if text == 1 else unit}'" if number else ""
             raise ValueError(f"expected an amount with its unit ({units}){hint}")
         if re.search(r"/0+$", match[1]):
             raise ValueError(f"expected an amount that is a number, found '{text}'")
@@ -83,8 +83,25 @@ def refuse_clock(value: Any) -> Duration:
 
 def _refuse_nothing(duration: Duration) -> Duration:
     if duration.amount <= 0:
-        raise ValueError("must be greater than zero, such as '1 epoch'")
+        raise ValueError(f"must be greater than zero, such as '1 {duration.unit.removesuffix('s')}'")
     return duration
+
+
+def _clock_time(value: Any) -> Duration:
+    duration = Duration.parse(value, "seconds, minutes or hours")
+    if duration.unit != "seconds":
+        raise ValueError(f"'{duration}' is no time on the clock; write seconds, minutes or hours")
+    return duration
+
+
+_VALIDATIONS = re.compile(r"\s*([1-9][0-9]{0,8})\s+validations?\s*")
+
+
+def _validations(value: Any) -> int:
+    match = _VALIDATIONS.fullmatch(value) if isinstance(value, str) and len(value) <= _LONGEST else None
+    if not match:
+        raise ValueError("expected a number of validations, such as '5 validations'")
+    return int(match[1])
 
 
 Length = Annotated[Duration, BeforeValidator(refuse_clock)]
@@ -93,6 +110,15 @@ Interval = Annotated[Length, AfterValidator(_refuse_nothing)]
 """An amount of training greater than zero, without regard to the clock."""
 ClockInterval = Annotated[Duration, AfterValidator(_refuse_nothing)]
 """An amount greater than zero, of training or on the clock."""
+ClockTime = Annotated[Duration, BeforeValidator(_clock_time), AfterValidator(_refuse_nothing)]
+"""An amount greater than zero on the clock."""
+Validations = Annotated[
+    int,
+    BeforeValidator(_validations),
+    PlainSerializer(lambda count: f"{count} validation{'s' if count > 1 else ''}"),
+    WithJsonSchema({"type": "string", "pattern": f"^{_VALIDATIONS.pattern}$", "examples": ["5 validations"]}),
+]
+"""A number of validations, above zero."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from paceline.settings.duration import ClockInterval, Duration, Interval, refuse_clock
+from paceline.settings.duration import ClockInterval, ClockTime, Duration, Interval, refuse_clock
 from paceline.settings.types import Count, Names, Settings
 
 LAYOUT = {"kind": "layout"}
@@ -155,6 +155,8 @@ class Placement(Settings):
     """Keep the checkpoint with the best validation accuracy as well."""
     keep_every: Annotated[Interval | None, Field(json_schema_extra=KEEPING)] = None
     """Keep one checkpoint of each such stretch for good, such as 10 epochs."""
+    time_limit: Annotated[ClockTime | None, Field(json_schema_extra=KEEPING)] = None
+    """How long one start may train, such as 4 hours: then it saves and ends with status 75, and resume continues."""
     sinks: Annotated[tuple[Literal["console", "csv", "log"], ...], Field(json_schema_extra=KEEPING)] = (
         "console",
         "csv",

@@ -12,6 +12,7 @@ from paceline.settings.duration import Duration, Interval, Length
 from paceline.settings.model import Model, split_package
 from paceline.settings.optimizer import Clip, OptimizerSettings, WeightDecay
 from paceline.settings.schedule import Schedule
+from paceline.settings.stop import Stop
 from paceline.settings.types import Count, Fraction, Names, NotNegative, Positive, Settings
 
 
@@ -166,6 +167,8 @@ class Recipe(Settings):
     """The mean of the last checkpoints, taken at the end."""
     evaluate: Evaluate = Evaluate()
     """When and how validation images are evaluated."""
+    stop: Stop = Stop()
+    """When validations end the run before its last step."""
     on_bad_step: Literal["skip", "stop"] = "skip"
     """What follows a step whose gradient or norm statistics are not finite, which changes nothing: the next one, or, at
     the next report, the end of the run."""

@@ -47,6 +47,9 @@ _ADDRESSES = {
     "mix.switch_probability": "mixup_switch_prob",
     "evaluate.every": "eval_interval val_interval eval_every",
     "evaluate.flip": "mirror tta",
+    "stop.patience": "early_stopping early_stop early_stopping_patience",
+    "stop.target": "target_accuracy target_acc quality_target",
+    "on.time_limit": "max_time walltime",
     "report": "log_interval log_every print_freq",
     "on.loader_workers": "workers num_workers loader_threads threads",
     "on.data_on_device": "resident",
@@ -78,9 +81,6 @@ _INSIDE = {
 
 _NOTHING = {
     **dict.fromkeys(("class_weights", "class_weight", "balanced"), "there are no class weights yet"),
-    **dict.fromkeys(
-        ("patience", "early_stopping"), "there is no early stopping; on.keep_best=true keeps the best checkpoint"
-    ),
     "resume": "write: paceline resume RUN",
     **dict.fromkeys(("name", "out", "output", "output_dir", "save_dir", "project"), "write --out FOLDER"),
     **dict.fromkeys(("data_dir", "data_path", "dataset", "root"), "write --data FOLDER"),

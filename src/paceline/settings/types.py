@@ -25,6 +25,16 @@ def _as_names(value: object) -> object:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
+def percent(value: object) -> object:
+    """Reads '10%' as 0.1; everything else stays as it is."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        try:
+            return float(f"{value.strip()[:-1].strip()}e-2")  # divided by 100, 75.9 would be rounded twice
+        except ValueError:
+            raise ValueError(f"expected a fraction such as 10% or 0.1, found {value!r}") from None
+    return value
+
+
 # Everything has an upper bound, far above what anybody trains with: then no sum, product or list grows out of hand.
 Count = Annotated[int, Field(gt=0, le=10**9)]
 ImageCount = Annotated[int, Field(gt=0, le=10**12)]

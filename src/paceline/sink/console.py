@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -16,6 +18,7 @@ from paceline.planning import Plan
 from paceline.record import NOT_FINITE, Row, Run, Sink, best_step, latest
 from paceline.settings.data import Shapes
 from paceline.terminal import Terminal
+from paceline.visible import long_time, plural
 
 
 def console() -> Console:
@@ -23,12 +26,29 @@ def console() -> Console:
     return Terminal(width=None if sys.stdout.isatty() else 200)
 
 
+class _Bar(Progress):
+    """Bars that leave room for the ^C of a terminal: one that ran on into the next line would stay there."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        return [_Narrow(bars) for bars in super().get_renderables()]
+
+
+@dataclass(frozen=True)
+class _Narrow:
+    """Something drawn a few columns narrower than the terminal."""
+
+    inside: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from console.render(self.inside, options.update(width=max(1, options.max_width - 3)))
+
+
 class ConsoleSink(Sink):
     """A progress bar with the newest numbers beside it; each validation stays as a line above."""
 
     def __init__(self, plan: Plan, run: Run, console: Console) -> None:
         self._plan, self._run, self._console = plan, run, console
-        self._bar = Progress(
+        self._bar = _Bar(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
@@ -36,9 +56,12 @@ class ConsoleSink(Sink):
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=console,
+            transient=True,
             disable=not console.is_terminal,
         )
         self._updated_at = time.monotonic()
+        self._step = 0
+        self._validates = False
         images = plan.facts.validation_images
         self._tasks = {
             "training": self._bar.add_task("training", total=plan.steps, numbers=""),
@@ -51,8 +74,13 @@ class ConsoleSink(Sink):
                 self._start(row)
             case "report":
                 self._report(row)
+            case "validation-start":
+                self._validates = True
             case "validation":
+                self._validates = False
                 self._validation(row)
+            case "stop":
+                self._stop(row)
             case "note":
                 style = "yellow" if row["warning"] else None
                 self._bar.console.print(escape(row["text"]), style=style, highlight=False, soft_wrap=True)
@@ -62,16 +90,23 @@ class ConsoleSink(Sink):
             case "interrupted":
                 self._bar.stop()
                 folder = shlex.quote(str(self._run.folder))
+                why = f"The time limit of {self._plan.placement.time_limit} is reached"
                 self._print(
-                    f"Interrupted after step {row['step']} of {self._plan.steps}; saved. Continue with: "
-                    f"paceline resume {folder}"
+                    f"{why if row.get('why') == 'time limit' else 'Interrupted'} after step {row['step']} of "
+                    f"{self._plan.steps}; saved. Continue with:"
                 )
+                self._print_whole(f"paceline resume {folder}")
             case "failed":
                 self._bar.stop()
             case _:
                 pass
 
     def progress(self, what: str, done: int, total: int) -> None:
+        if what == "stopping":
+            self._answer_signal()
+            return
+        if what == "training":
+            self._step = done
         now = time.monotonic()
         terminal = self._console.is_terminal
         # A small network makes hundreds of steps a second; in a file only a long validation says how far it is.
@@ -82,15 +117,22 @@ class ConsoleSink(Sink):
         if not terminal:
             self._console.print(f"{what}: {done:,} of {total:,} images")
 
+    def _answer_signal(self) -> None:
+        """Say at once that a signal was heard: a step may take long, and who presses again loses it."""
+        what = f"step {self._step + 1}" if self._plan.replicas == 1 else "a few steps"
+        doing = "leaving the validation" if self._validates else f"finishing {what}"
+        self._bar.console.print(f"{doing}, then saving; press again to stop without", soft_wrap=True)
+
     def _start(self, row: Row) -> None:
+        self._step = row["step"]
         plan, facts, placement = self._plan, self._plan.facts, self._plan.placement
         name = getattr(plan.recipe.model, "network", plan.recipe.model.name)
         where = f"{plan.replicas} x {placement.device}" if plan.replicas > 1 else placement.device
         begin = f"from step {row['step']:,} of" if row["step"] else "for"
         self._print(
             f"{name} ({row['parameters']:,} parameters) on {plan.data.name}: {facts.images:,} images of "
-            f"{facts.classes:,} classes, {begin} {plan.steps:,} steps of {plan.global_batch:,}, {placement.precision} "
-            f"on {where}, into {self._run.folder}"
+            f"{facts.classes:,} classes, {begin} {plural(plan.steps, 'step')} of {plan.global_batch:,}, "
+            f"{placement.precision} on {where}, into {self._run.folder}"
         )
         for key, (old, new) in row["arithmetic_changed"].items():
             self._print(f"on.{key} was {old} and is {new}: rounding changes from here on")
@@ -100,23 +142,43 @@ class ConsoleSink(Sink):
     def _report(self, row: Row) -> None:
         numbers = f"loss {row['loss']:.4f}  top-1 {row['top1']:.2%}  {row['images_per_second']:,.0f} images/s"
         if row["bad_steps"]:
-            numbers += f"  [red]{row['bad_steps']} bad {'step' if row['bad_steps'] == 1 else 'steps'}[/red]"
+            numbers += f"  [red]{plural(row['bad_steps'], 'bad step')}[/red]"
         self._bar.update(self._tasks["training"], completed=row["step"], numbers=numbers)
         if not self._console.is_terminal:
-            self._console.print(
-                f"step {row['step']}/{self._plan.steps}  epoch {row['epoch']:.2f}  {numbers}", soft_wrap=True
-            )
+            steps = self._plan.steps - row["step"]
+            left = f"  {long_time(steps * row['step_seconds'])} left" if steps else ""
+            begin = f"step {row['step']}/{self._plan.steps}  epoch {row['epoch']:.2f}  lr {row['lr']:.3g}"
+            self._console.print(f"{begin}  {numbers}{left}", soft_wrap=True)
 
     def _validation(self, row: Row) -> None:
         self._bar.reset(self._tasks["validation"], visible=False)
-        what = "validation of the EMA" if row.get("averaged") else "validation"
+        what = "EMA" if row.get("averaged") else "validation"
         top5 = f"  top-5 {row['top5']:.2%}" if self._plan.facts.classes > 5 else ""
         self._bar.console.print(
-            f"epoch {row['epoch']:6.2f}  {what}: top-1 [bold]{row['top1']:.2%}[/bold]{top5}  "
-            f"loss {row['loss']:.4f}  ({row['images']:,} images in {row['seconds']:.1f} s)",
+            f"epoch {row['epoch']:.2f}  {what} top-1 [bold]{row['top1']:.2%}[/bold]{top5}  "
+            f"loss {row['loss']:.4f}  in {row['seconds']:.1f} s",
             soft_wrap=True,
             highlight=False,
         )
+        if "majority" in row:
+            self._bar.console.print(
+                f"  unequal classes: balanced accuracy {row['balanced_accuracy']:.2%}; the largest is "
+                f"{row['majority']:.2%} of the images",
+                soft_wrap=True,
+                highlight=False,
+            )
+
+    def _stop(self, row: Row) -> None:
+        """Why a validation has ended the run."""
+        name, form = ("top-1", ".2%") if row["metric"] == "top1" else ("loss", ".4f")
+        if row["reason"] == "target":
+            text = f"the target of {row['target']:{form}} {name} is reached"
+        else:
+            better = f"no finite {name}"
+            if row["best"] is not None:
+                better = f"no better {name} than {row['best']:{form}} after step {row['best_step']}"
+            text = f"{plural(row['no_better'], 'validation')} in a row had {better}"
+        self._bar.console.print(f"Ended after step {row['step']} of {self._plan.steps}: {text}", soft_wrap=True)
 
     def _end(self, row: Row) -> None:
         """What came out, where it is, and what to try next."""
@@ -124,8 +186,8 @@ class ConsoleSink(Sink):
         if latest(rows, "validation") and latest(rows, "report"):  # of which a damaged record may have lost all
             self._result(row, rows)
         more = "\n      paceline verify shapes/resnet8\n      paceline train cifar10/resnet20 --data FOLDER"
-        self._print(
-            f"Run folder: {self._run.folder}\n\nNext: paceline validate {folder}"
+        self._print_whole(
+            f"Run folder: {self._run.folder}\n\nNext: paceline validate {folder} --details"
             f"{more if isinstance(self._plan.data, Shapes) else ''}\n      paceline recipes"
         )
 
@@ -134,22 +196,29 @@ class ConsoleSink(Sink):
         folder = shlex.quote(str(self._run.folder))
         validations, reports = latest(rows, "validation"), latest(rows, "report")
         last = validations[-1]
+        count = f"{self._plan.epoch(row['step']):.3g}"
+        epochs = f"{count} epoch" if count == "1" else f"{count} epochs"
         top5 = f", top-5 {last['top5']:.2%}" if self._plan.facts.classes > 5 else ""  # five of five are always right
         self._print_bold(
-            f"\n[bold green]top-1 {last['top1']:.2%}[/bold green]{top5} of {last['images']:,} validation images after "
-            f"{self._plan.epoch(row['step']):.3g} epochs, {reports[-1]['total_seconds']:.1f} s of training."
+            f"\n[bold green]top-1 {last['top1']:.2%}[/bold green]{top5} of "
+            f"{plural(last['images'], 'validation image')} after {epochs} in {long_time(reports[-1]['total_seconds'])}."
         )
+        if "images_per_second" in row:
+            low, high = (row["images_per_second_spread"][f"{end}_quartile"] for end in ("lower", "upper"))
+            self._print(
+                f"{row['images_per_second']:,.0f} images/s (half of the reports between {low:,.0f} and {high:,.0f})."
+            )
         saved = best_step(rows, checkpoint.saved_steps(self._run.checkpoints))
         best = next((row for row in validations if row["step"] == saved), last)
         if best["top1"] > last["top1"]:
-            self._print(
+            self._print_whole(
                 f"The best checkpoint: {best['top1']:.2%} after step {saved}: paceline validate {folder} "
                 "--checkpoint best"
             )
         for average in latest(rows, "average")[-1:] if self._plan.averaged_steps else []:
             self._print_bold(
                 f"[bold green]top-1 {average['top1']:.2%}[/bold green] of the mean of the last "
-                f"{len(average['steps'])} checkpoints: {escape(str(self._run.folder / 'averaged'))}"
+                f"{plural(len(average['steps']), 'checkpoint')}: {escape(str(self._run.folder / 'averaged'))}"
             )
         self._print_problems(reports[-1])
 
@@ -166,6 +235,11 @@ class ConsoleSink(Sink):
             )
 
     def _print(self, text: str) -> None:
+        """Print a text, on a terminal broken between words."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
+
+    def _print_whole(self, text: str) -> None:
+        """Print commands and paths, which are copied from a terminal as they are."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _print_bold(self, text: str) -> None:

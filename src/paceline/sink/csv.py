@@ -37,9 +37,11 @@ VALIDATION = {
     "val_size": "images",
     "img_per_sec": "images_per_second",
     "latency": "latency",
+    "val_loss": "loss",
+    "val_acc5": "top5",
 }
 TABLES = {"report": ("training", TRAINING), "validation": ("validation", VALIDATION)}
-_PERCENT = {"last_top1", "top1"}
+_PERCENT = {"last_top1", "top1", "top5"}
 
 
 class CsvSink(Sink):

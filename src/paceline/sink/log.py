@@ -27,6 +27,8 @@ class LogSink(Sink):
                 self._append(f"start at step {row['step']} of {self._plan.steps}")
             case "end" | "interrupted":
                 self._append(f"{row['kind']} at step {row['step']}")
+            case "stop":
+                self._append(f"ended by {row['reason']} at step {row['step']}")
             case "failed":
                 self._append(f"failed: {row['why']}")
             case "note":

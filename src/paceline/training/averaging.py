@@ -79,7 +79,7 @@ def average_run(job: Job, folder: Path, last: int | None, method: Method) -> tup
         average = _average_checkpoints(folder, last, method) if session.world.first else AveragedNetwork()
         average.steps = session.world.broadcast_object(average.steps)
         load_checkpoint(session, average.steps[-1], average.last if session.world.first else None)
-        result = evaluate(session)
+        result = evaluate(session).row
         row = evaluate_average(session, average, method, result["top1"])
     name = "last, EMA" if result.get("averaged") else "last checkpoint"
     return [{"method": name, "steps": average.steps[-1:], **result}, row], [f"passed over: {f}" for f in average.faults]
@@ -129,7 +129,7 @@ def evaluate_average(session: Session, average: AveragedNetwork, method: Method,
     step = average.steps[-1]
     images = recalibrate(session, method.recalibrate, step) if method.recalibrate else None
     start = time.perf_counter()
-    result = evaluate_network(session)
+    result = evaluate_network(session).row
     row = {
         "step": step,
         "epoch": plan.epoch(step),

@@ -3,51 +3,70 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import dataclass, replace
 
 import torch
 
-from paceline.model.metrics import Evaluation, EvaluationSums
+from paceline.model.hardest import HARDEST, Hardest, HardImage
+from paceline.model.metrics import ClassCounts, EvaluationSums, Means
 from paceline.training.requests import Stopped
 from paceline.training.session import Session
 
 
-def evaluate(session: Session) -> Evaluation:
+@dataclass(frozen=True)
+class Evaluation:
+    """What came out of a validation."""
+
+    row: Means
+    """What a row of the record tells of it."""
+    counts: ClassCounts
+    hardest: list[HardImage]
+    """The images with the largest losses, the largest first."""
+
+
+def evaluate(session: Session, hardest: int = HARDEST) -> Evaluation:
     """Evaluate what a run has made so far: its EMA where it has one that has started, else its weights."""
     ema = session.state.ema
     if ema is None:
-        return evaluate_network(session)
+        return evaluate_network(session, hardest)
     if not ema.started(session.state.step):
-        return evaluate_network(session) | {"averaged": False}
+        return _with_ema(evaluate_network(session, hardest), False)
     with ema.swapped_in():
-        return evaluate_network(session) | {"averaged": True}
+        return _with_ema(evaluate_network(session, hardest), True)
 
 
-def evaluate_network(session: Session) -> Evaluation:
-    """Evaluate the network as it is; raises Stopped if a signal comes before the end."""
+def _with_ema(evaluation: Evaluation, averaged: bool) -> Evaluation:
+    return replace(evaluation, row=evaluation.row | {"averaged": averaged})
+
+
+def evaluate_network(session: Session, hardest: int = HARDEST) -> Evaluation:
+    """Evaluate the network as it is, and keep so many images; raises Stopped if a signal comes before the end."""
     world, total = session.world, session.plan.facts.validation_images
-    zeros = EvaluationSums.zeros(session.plan.facts.classes, world.device)
-    sums, stopped = zeros.flat(), zeros.images.new_zeros(1)
+    sums = EvaluationSums(session.plan.facts.classes, world.device)
+    hard, stopped = Hardest(min(hardest, total), world.device), sums.flat.new_zeros(1)
     seen = 0
     with closing(session.loader.validation()) as batches:
         for batch in batches:
             if session.requests.urgent:
                 stopped.fill_(1)  # the others learn of it with the sums, when they come to the end or leave too
                 break
-            sums += session.state.network.evaluation_sums(batch).flat()
+            assert batch.indices is not None
+            answers = session.state.network.answers(batch)
+            sums.add(answers)
+            hard.add(answers, batch.indices)
             seen += batch.count
             session.run.progress("validation", min(seen * world.replicas, total), total)
-    totals, stops = world.all_reduce(torch.cat([sums, stopped])).cpu().split([len(sums), 1])
-    if stops:
+    totals = world.all_reduce(torch.cat([sums.flat, stopped])).cpu()
+    if totals[-1]:
         raise Stopped
-    result = zeros.unflatten(totals).means()
-    assert result["images"] == total, f"evaluated {result['images']} of {total} images"
-    return result
+    sums.flat = totals[:-1]
+    row = sums.means()
+    assert row["images"] == total, f"evaluated {row['images']} of {total} images"
+    return Evaluation(row, sums.counts(), hard.over_replicas(world))
 
 
 def validation_is_owed(session: Session) -> bool:
     """Whether a run ended between a step and the validation that was due after it."""
-    plan, step = session.plan, session.state.step
+    plan, state = session.plan, session.state
     rhythm = plan.rhythm(plan.recipe.evaluate.every, plan.recipe.evaluate.offset)
-    done = any(row["step"] == step for row in session.run.rows() if row["kind"] == "validation")
-    owed = (step == plan.steps or rhythm.due(step)) and not done
-    return session.world.broadcast_object(owed)
+    return (state.step == plan.steps or rhythm.due(state.step)) and state.stopping.validated != state.step

@@ -160,7 +160,7 @@ def _measure_loaded(session: Session, network: Whole, seconds: float, progress: 
     """The speed of validation batches as they come from the loader."""
 
     def evaluate(batch: MicroBatch) -> int:
-        network.evaluation_sums(batch)
+        network.answers(batch)
         return batch.count
 
     with closing(_endless(session.loader)) as batches:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import closing
 
 from paceline.training.bad_steps import stop_on_bad_steps
+from paceline.training.details import details_folder, write_details
 from paceline.training.evaluate import evaluate, validation_is_owed
-from paceline.training.reports import Clock
+from paceline.training.reports import Clock, stop_row
 from paceline.training.save import save, saved_if_aborted
 from paceline.training.session import Session
 from paceline.training.state import compare_replicas
@@ -14,7 +15,7 @@ from paceline.training.step import take_step
 
 
 def train(session: Session) -> bool:
-    """Train from where the state stands to the end of the plan; False if asked to stop before that."""
+    """Train from where the state stands to the end of the run; False if asked to stop before that."""
     plan, run, state, requests = session.plan, session.run, session.state, session.requests
     reports = plan.rhythm(plan.recipe.report)
     validations = plan.rhythm(plan.recipe.evaluate.every, plan.recipe.evaluate.offset)
@@ -25,33 +26,38 @@ def train(session: Session) -> bool:
         save(session)
     elif validation_is_owed(session):
         validate(session, clock)
+        save(session)
     with closing(session.loader.training(state.step)) as steps:
-        while state.step < plan.steps and not requests.stop:
+        while not (session.is_done() or requests.stop):
             with saved_if_aborted(session):
                 with clock.waiting():
                     batches = next(steps)
                 take_step(session, batches)
             run.progress("training", state.step, plan.steps)
 
-            last = state.step == plan.steps
-            if last or reports.due(state.step):
+            if session.is_done() or reports.due(state.step):
                 # Apart from validating and saving, reading the sums is the only wait for the device.
                 compare_replicas(session.world, state)
                 row = run.write("report", **clock.report(state))
                 stop_on_bad_steps(session, row)
-            if last or validations.due(state.step):
+            if session.is_done() or validations.due(state.step):
                 validate(session, clock)
             planned = (saves and saves.due(state.step)) or state.step in plan.averaged_steps
-            if last or planned or requests.save or requests.stop:
+            if session.is_done() or planned or requests.save or requests.stop:
                 with clock.pause():
                     save(session)
-    return state.step == plan.steps
+    return session.is_done()
 
 
 def validate(session: Session, clock: Clock) -> None:
-    """Evaluate the state as it is, and write down what came out."""
-    step = session.state.step
-    session.run.write("validation-start", step=step, epoch=session.plan.epoch(step))
+    """Evaluate the state as it is, write down what came out, and let it decide whether the run ends here."""
+    run, stopping, stop, step = session.run, session.state.stopping, session.plan.recipe.stop, session.state.step
+    run.write("validation-start", step=step, epoch=session.plan.epoch(step))
     with clock.pause(), saved_if_aborted(session):
-        result = evaluate(session)
-    session.run.write("validation", **clock.validation(step, result))
+        evaluation = evaluate(session)
+    row = run.write("validation", **clock.validation(step, evaluation.row))
+    with clock.pause():
+        write_details(session, details_folder(run, "validation", step), evaluation)
+    stopping.judge(stop, step, session.world.broadcast_object(row[stop.metric]))
+    if stopping.reason:
+        run.write("stop", **stop_row(session.state, session.plan))

@@ -99,12 +99,12 @@ def open_run(folder: Path, which: str | None = None) -> OpenedRun:
         step,
         network.eval(),
         Normalize(recipe.data).float(),
-        _classes(folder, recipe),
+        run_classes(folder, recipe),
     )
 
 
-def _classes(folder: Path, recipe: Recipe) -> tuple[str, ...]:
-    """The names of the classes, or their numbers for data whose classes have no names here."""
+def run_classes(folder: Path, recipe: Recipe) -> tuple[str, ...]:
+    """The names of a run's classes, or their numbers for data whose classes have no names here."""
     assert recipe.data is not None
     if isinstance(recipe.data, Shapes):
         return tuple(SHAPES_CLASSES)

@@ -17,6 +17,7 @@ from paceline.data.load.order import micro_batch_positions, training_order
 from paceline.errors import RunError, UserError
 from paceline.model.norm import Statistics
 from paceline.planning import Plan
+from paceline.progress import Progress, silent
 from paceline.settings.data import Files
 from paceline.training.restore import load_files
 from paceline.training.session import Session
@@ -44,7 +45,7 @@ class Finding:
     for data in files their names, as they stand in quarantine.jsonl."""
 
 
-def replay(session: Session, step: int, notify: Callable[[str], None]) -> Finding:
+def replay(session: Session, step: int, notify: Callable[[str], None], progress: Progress = silent) -> Finding:
     """Go from the newest intact checkpoint before a step to that step again, and watch every layer in it."""
     plan, state = session.plan, session.state
     assert session.world.replicas == plan.replicas == 1, "one process sees all images of the step"
@@ -53,6 +54,7 @@ def replay(session: Session, step: int, notify: Callable[[str], None]) -> Findin
     with closing(session.loader.training(start)) as steps:
         while state.step < step - 1:
             take_step(session, next(steps))
+            progress("training again", state.step - start, step - 1 - start)
         watch = Watch(state.network.module)
         batches = next(steps)
         positions = micro_batch_positions(plan, step - 1, replica=0)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import torch
 
 from paceline import schedule
-from paceline.model.metrics import TRAIN_SUMS, Evaluation
+from paceline.model.metrics import TRAIN_SUMS, Means
 from paceline.planning import Plan
 from paceline.record import Row, latest
 from paceline.training.bad_steps import longest_streak
 from paceline.training.state import State
+from paceline.training.timing import spread
 
 
 class Clock:
@@ -79,7 +83,7 @@ class Clock:
         self._mark, self._waited, self._paused = now, 0.0, 0.0
         return row
 
-    def validation(self, step: int, row: Evaluation) -> dict[str, Any]:
+    def validation(self, step: int, row: Means) -> dict[str, Any]:
         """The row of a validation."""
         seconds = max(self._last_pause, 1e-9)
         return {
@@ -89,3 +93,28 @@ class Clock:
             "seconds": seconds,
             "images_per_second": row["images"] / seconds,
         }
+
+
+def run_speed(rows: list[Row]) -> dict[str, Any]:
+    """The speed of a run over its reports, the first of each start left out if there are others: it warms up."""
+    reports = [row for row in rows if row["kind"] in ("start", "report")]
+    warm = [row for before, row in pairwise(reports) if before["kind"] == row["kind"] == "report"]
+    speeds = [row["images_per_second"] for row in latest(warm or reports, "report")]
+    if not speeds:
+        return {}
+    return {"images_per_second": median(speeds), "images_per_second_spread": asdict(spread(speeds))}
+
+
+def stop_row(state: State, plan: Plan) -> dict[str, Any]:
+    """The row of a validation that has ended a run: why, and which validation was the best."""
+    stop, stopping = plan.recipe.stop, state.stopping
+    return {
+        "step": state.step,
+        "epoch": plan.epoch(state.step),
+        "reason": stopping.reason,
+        "metric": stop.metric,
+        "best": stopping.best,
+        "best_step": stopping.best_step,
+        "no_better": stopping.no_better,
+        "target": stop.target,
+    }

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -27,11 +28,13 @@ class Stopped(Exception):
 class Signals:
     """Takes SIGTERM and SIGINT as a request to stop while it is entered; a second one exits at once.
 
-    Only the main thread of a process can listen to signals; in any other thread nothing is taken over.
+    `answer` is called as soon as the first one comes. Only the main thread of a process can listen to signals; in any
+    other thread nothing is taken over.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, answer: Callable[[], None] | None = None) -> None:
         self.stop = False
+        self._answer = answer
         self._first_at = 0.0
         self._previous: dict[int, Any] = {}
 
@@ -49,6 +52,8 @@ class Signals:
         now = time.monotonic()
         if self._first_at and now - self._first_at > 0.3:  # launchers may deliver one signal twice
             os._exit(128 + number)
+        if not self.stop and self._answer:
+            self._answer()
         self._first_at = self._first_at or now
         self.stop = True
 
@@ -64,16 +69,23 @@ class _Exchange(NamedTuple):
 
 
 class Requests:
-    """Stop (a signal came to some replica) and save (the first replica's clock says so).
+    """Stop (a signal came to some replica, or its time is up) and save (the first replica's clock says so).
 
     Each step sends two numbers over the host's own group, and reads those of LAG steps ago. All replicas read the same
     sums after the same step. On an accelerator each first waits for that earlier step to be done, so that no host runs
     far ahead of its device.
     """
 
-    def __init__(self, world: World, signals: Signals | None = None, save_seconds: float | None = None) -> None:
-        self._world, self._signals, self._seconds = world, signals or Signals(), save_seconds
-        self._saved_at = time.monotonic()
+    def __init__(
+        self,
+        world: World,
+        signals: Signals | None = None,
+        save_seconds: float | None = None,
+        most_seconds: float | None = None,
+    ) -> None:
+        self._world, self._signals = world, signals or Signals()
+        self._seconds, self._most_seconds = save_seconds, most_seconds
+        self._began_at = self._saved_at = time.monotonic()
         self._exchanges: deque[_Exchange] = deque()
         self.stop = False
         """Whether all replicas end after this step."""
@@ -82,8 +94,14 @@ class Requests:
 
     @property
     def urgent(self) -> bool:
-        """Whether a signal came to this replica, though perhaps to no other."""
-        return self._signals.stop
+        """Whether a signal came to this replica, though perhaps to no other, or its time is up."""
+        return self._signals.stop or self.out_of_time
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether this start has trained for as long as it may, and no signal came."""
+        limit = self._most_seconds
+        return not self._signals.stop and limit is not None and time.monotonic() - self._began_at >= limit
 
     def exchange(self, step: int) -> None:
         """Send this replica's requests after a step, and set `stop` and `save` to what all have agreed on by now."""

@@ -14,6 +14,7 @@ from paceline.errors import RunError
 from paceline.record import Run, trained_step
 from paceline.training.session import Session
 from paceline.training.state import State, broadcast_state, initialize_state
+from paceline.visible import plural
 
 
 def restore_newest(session: Session) -> None:
@@ -37,8 +38,8 @@ def _check_untrained(run: Run) -> None:
     """Refuse to train a run from the beginning whose checkpoints of trained steps are damaged or gone."""
     if trained := max([trained_step(run.rows()), *checkpoint.saved_steps(run.checkpoints)]):
         raise RunError(
-            f"{run.checkpoints}: no intact checkpoint is left of this run, which has trained {trained:,} steps; put "
-            "its checkpoints back, or train it again in another folder with --out"
+            f"{run.checkpoints}: no intact checkpoint is left of this run, which has trained "
+            f"{plural(trained, 'step')}; put its checkpoints back, or train it again in another folder with --out"
         )
 
 

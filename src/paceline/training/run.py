@@ -19,9 +19,11 @@ from paceline.sink import open_sinks
 from paceline.sink.advice import AdviceSink
 from paceline.training.averaging import average_at_end
 from paceline.training.loop import train
+from paceline.training.reports import run_speed
 from paceline.training.requests import Stopped
 from paceline.training.restore import restore_newest
 from paceline.training.session import Session, open_session
+from paceline.visible import plural
 
 
 def train_run(job: Job, folder: Path, console: Console, command: list[str]) -> int:
@@ -48,9 +50,10 @@ def _train(session: Session, job: Job, console: Console, command: list[str]) -> 
     restore_newest(session)
     state = session.state
     ended = not before or any(row["kind"] == "end" for row in before)
-    if state.step >= plan.steps and world.broadcast_object(ended):
+    if session.is_done() and world.broadcast_object(ended):
         if world.first:
-            text = f"This run is complete: {plan.steps} steps are trained. {run.folder}"
+            verb = "is" if state.step == 1 else "are"
+            text = f"This run is complete: {plural(state.step, 'step')} {verb} trained. {run.folder}"
             console.print(text, markup=False, soft_wrap=True)
         return 0
     parameters = sum(parameter.numel() for parameter in state.network.module.parameters())
@@ -65,7 +68,10 @@ def _train(session: Session, job: Job, console: Console, command: list[str]) -> 
         done = train(session)
     if done:
         average_at_end(session)
-    run.write("end" if done else "interrupted", step=state.step)
+    if done:
+        run.write("end", step=state.step, **run_speed(run.rows()))
+    else:
+        run.write("interrupted", step=state.step, why="time limit" if session.requests.out_of_time else "signal")
     if not done and world.first and MESSAGES_FOLDER in os.environ:
         Path(os.environ[MESSAGES_FOLDER], "interrupted").touch()
     return 0 if done else INTERRUPTED

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,6 +58,10 @@ class Session:
         """The state of the run, its weights not yet set."""
         return build_state(self.plan, self.world)
 
+    def is_done(self) -> bool:
+        """Whether the run has come to its end: its last step, or a validation that ended it."""
+        return self.state.step >= self.plan.steps or self.state.stopping.reason is not None
+
     @cached_property
     def inputs(self) -> StepInputs:
         """What the host sets for each step."""
@@ -82,17 +86,22 @@ def open_session(
 ) -> Iterator[Session]:
     """Open a run folder on this process's place in the world; leaving restores the process as it was.
 
-    With `signals`, SIGTERM and SIGINT become requests to stop after a step.
+    With `signals`, SIGTERM, SIGINT and `on.time_limit` become requests to stop after a step.
     """
     with ExitStack() as stack:
         stack.enter_context(torch_settings(plan.placement))
         world = init_world(plan, launch)
         run = stack.enter_context(Run(folder, mode if world.first else "read"))
-        heard = Signals()
+        heard = Signals(partial(run.progress, "stopping", 0, 1))
         if signals:
             stack.enter_context(heard)
-        save = plan.placement.save
-        requests = Requests(world, heard, float(save.amount) if save.unit == "seconds" else None)
+        save, limit = plan.placement.save, plan.placement.time_limit
+        requests = Requests(
+            world,
+            heard,
+            save_seconds=float(save.amount) if save.unit == "seconds" else None,
+            most_seconds=float(limit.amount) if signals and limit else None,
+        )
         yield Session(plan, world, run, requests, data_folder, quarantine)
         requests.drain()
         # Only after a good end: when one replica fails, the others may never come to a barrier.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from paceline.optim.build import Optimizer, build_optimizer
 from paceline.planning import Plan
 from paceline.settings.model import External
 from paceline.training.loss_scale import LossScale
+from paceline.training.stopping import Stopping
 from paceline.world import World
 
 
@@ -42,6 +43,8 @@ class State:
     """For each step of the run, whether it was skipped because something in it was not finite."""
     reported: int = 0
     """The step of the last report."""
+    stopping: Stopping = field(default_factory=Stopping)
+    """What validations have said so far, and whether they have ended the run."""
     step: int = 0
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
@@ -61,11 +64,13 @@ class State:
             "bad_steps": self.bad_steps(),
             "loss_scale": float(self.loss_scale.value) if self.loss_scale.dynamic else None,
             "good_steps": int(self.loss_scale.good_steps),
+            "stopping": asdict(self.stopping),
         }
 
     def load_numbers(self, numbers: dict[str, Any]) -> None:
         """Take over what `numbers` gave; sums that were not finite are null in JSON."""
         self.step, self.reported = numbers["step"], numbers["reported"]
+        self.stopping = Stopping(**numbers["stopping"])
         for sums, values in ((self.sums, numbers["sums"]), (self.last_sums, numbers["last_sums"])):
             finite = [math.nan if value is None else value for value in values]
             sums.copy_(torch.tensor(finite, dtype=sums.dtype))

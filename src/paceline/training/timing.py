@@ -115,12 +115,3 @@ def verdict(rate: float, waiting: float, alone: float | None) -> str | None:
         f"the input is the limit: {waiting:.0%} of the time was spent waiting for images; {rate:,.0f} images/s, and "
         f"{alone:,.0f} without any input; paceline bench data RECIPE --data FOLDER says what would help"
     )
-
-
-def long_time(seconds: float) -> str:
-    """A time for people, in two units."""
-    for size, unit, smaller, name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= size:
-            whole, rest = divmod(round(seconds / smaller), size // smaller)
-            return f"{whole} {unit} {rest} {name}"
-    return f"{seconds:.1f} s"

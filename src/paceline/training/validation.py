@@ -11,21 +11,28 @@ from paceline import checkpoint
 from paceline.data.load.quarantine import QUARANTINE, quarantined
 from paceline.errors import Damaged, RunError
 from paceline.job import Job
+from paceline.model.hardest import HARDEST
 from paceline.record import Row
 from paceline.sink import open_sinks
+from paceline.training.details import WRONG, details_folder, worst, write_details
 from paceline.training.evaluate import evaluate
 from paceline.training.restore import load_checkpoint
 from paceline.training.selection import Selection, steps_to_evaluate
 from paceline.training.session import Session, open_session
 
 
-def validate_run(job: Job, folder: Path, selection: Selection) -> tuple[list[Row], list[str]]:
-    """Evaluate each selected checkpoint and append a row to the record; gives the rows, and notes for people."""
+def validate_run(
+    job: Job, folder: Path, selection: Selection, details: bool = False
+) -> tuple[list[Row], list[str], list[Row]]:
+    """Evaluate each selected checkpoint and append a row to the record.
+
+    Gives the rows, notes for people and, with `details`, what was found worst and the folder with all of it.
+    """
     plan = job.plan
     # Images of the run itself that cannot be decoded are listed where it was trained.
     quarantine = folder / "test" if selection.test else None
     notes: list[str] = []
-    rows = []
+    rows, found = [], []
     with open_session(
         plan, folder, "append", data_folder=job.data_folder, launch=job.launch, quarantine=quarantine
     ) as session:
@@ -37,26 +44,30 @@ def validate_run(job: Job, folder: Path, selection: Selection) -> tuple[list[Row
                 (quarantine / QUARANTINE).unlink(missing_ok=True)
         for step in _load_each(session, selection, notes):
             start = time.perf_counter()
-            result = evaluate(session)
+            evaluation = evaluate(session, plan.facts.validation_images if details else HARDEST)
             seconds = time.perf_counter() - start
             row = {
                 "step": step,
                 "epoch": plan.epoch(step),
-                **result,
+                **evaluation.row,
                 "seconds": seconds,
-                "images_per_second": result["images"] / seconds,
+                "images_per_second": evaluation.row["images"] / seconds,
                 "device": plan.placement.device,
                 "precision": plan.placement.precision,
                 **selection.data,
             }
             session.run.write(selection.kind, **row)
             rows.append(row)
+            if details:
+                into = details_folder(session.run, selection.kind, step)
+                write_details(session, into, evaluation, WRONG)
+                found.append({"step": step, "folder": str(into), **worst(session, evaluation)})
         if session.world.first:
             notes += [
                 f"a neighbor was evaluated in place of {image['name']}: {image['reason']}"
                 for image in (quarantined(quarantine) if quarantine else [])
             ]
-    return rows, notes
+    return rows, notes, found
 
 
 def _load_each(session: Session, selection: Selection, notes: list[str]) -> Iterator[int]:

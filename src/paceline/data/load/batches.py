@@ -34,6 +34,8 @@ class MicroBatch:
     """Where training images stand in the endless list (int64)."""
     draws: Draws | None = None
     """The numbers drawn for the augmentation of training images."""
+    indices: Tensor | None = None
+    """Which validation images these are, by number (int64)."""
 
 
 StepBatches = Generator[list[MicroBatch], None, None]

@@ -48,8 +48,8 @@ thread that decodes for longer than decoding takes, each time it comes back from
 
 Opens = Callable[[], tuple[ImageFiles, ImageFiles]]
 """Opens the training and the validation images; worker processes call it again."""
-Finish = Callable[[], tuple[Tensor, Tensor]]
-"""Waits for a batch that is being decoded, and returns its images and labels on the device."""
+Finish = Callable[[], tuple[Tensor, Tensor, Int64s]]
+"""Waits for a batch that is being decoded; returns its images and labels on the device, and which images these are."""
 
 
 class ChunkDecoder:
@@ -171,7 +171,7 @@ class FileLoader:
         try:
             with closing(ahead(map(submit, itertools.count(start)), max(1, min(8, IMAGES_AHEAD // per_step)))) as steps:
                 for step in steps:
-                    yield [inputs.batch(*finish()) for finish, inputs in step]
+                    yield [inputs.batch(*finish()[:2]) for finish, inputs in step]
         finally:
             self._workers.cancel()
 
@@ -185,7 +185,12 @@ class FileLoader:
 
         with closing(ahead(map(submit, evaluation_images(self._plan, self._replica)), 1)) as batches:
             for finish, count in batches:
-                yield MicroBatch(*finish(), count)
+                images, labels, shown = finish()
+                yield MicroBatch(images, labels, count, indices=to_device(shown, self._device))
+
+    def validation_name(self, index: int) -> str:
+        """Where a person finds a validation image."""
+        return self._validation.table.name(index)
 
     def close(self) -> None:
         """End the workers."""
@@ -204,7 +209,7 @@ class FileLoader:
             chunk = Chunk(split.split, indices[run], boxes[run], flipped[run], positions)
             chunks.append((run.start, batch.decode(chunk, run.start)))
 
-        def finish() -> tuple[Tensor, Tensor]:
+        def finish() -> tuple[Tensor, Tensor, Int64s]:
             for first, decoded in chunks:
                 for offset, fault in decoded():
                     at = first + offset
@@ -212,7 +217,7 @@ class FileLoader:
             if cache is not None:
                 for at in missing[shown[missing] == indices[missing]].tolist():  # bad images are decoded anew each time
                     cache.store(int(indices[at]), batch.images[at])
-            return batch.to_device().permute(0, 3, 1, 2), self._labels(split, shown)
+            return batch.to_device().permute(0, 3, 1, 2), self._labels(split, shown), shown
 
         return finish
 

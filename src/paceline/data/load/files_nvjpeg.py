@@ -64,7 +64,7 @@ class NvjpegLoader(FileLoader):
         pieces = [slice(first, min(first + PIECE, len(indices))) for first in range(0, len(indices), PIECE)]
         futures = [self._pool.submit(self._piece, split, piece, indices, boxes, flipped, crops) for piece in pieces]
 
-        def finish() -> tuple[Tensor, Tensor]:
+        def finish() -> tuple[Tensor, Tensor, Int64s]:
             here = torch.cuda.current_stream(self._device)
             decoded = []
             for piece, future in zip(pieces, futures, strict=True):
@@ -76,7 +76,7 @@ class NvjpegLoader(FileLoader):
                     shown[at] = self._on_host(split, indices, at, boxes, flipped, crops, images[offset])
                 decoded.append(images)
             batch = torch.cat(decoded) if len(decoded) > 1 else decoded[0]
-            return batch.permute(0, 3, 1, 2), self._labels(split, shown)
+            return batch.permute(0, 3, 1, 2), self._labels(split, shown), shown
 
         return finish
 

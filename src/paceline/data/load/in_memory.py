@@ -73,7 +73,11 @@ class OnDeviceLoader:
             filled = fill_up(indices, self._plan.evaluation_batch)
             offsets = np.full((2, len(filled)), self._plan.recipe.augment.pad)  # these crop the padding off again
             drawn = to_device(np.vstack([filled, offsets, np.zeros_like(filled)]), self._device)
-            yield MicroBatch(*self._crop(self._validation, list(drawn)), len(indices))
+            yield MicroBatch(*self._crop(self._validation, list(drawn)), len(indices), indices=drawn[0])
+
+    def validation_name(self, index: int) -> str:
+        """The number of an image."""
+        return str(index)
 
     def _crop(self, split: tuple[Tensor, Tensor], drawn: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Images and labels; the rows of `drawn` are indices, offsets and flips."""
@@ -116,14 +120,18 @@ class HostLoader:
         """Every image once; the last batch is filled up to keep one shape."""
         split, size = self._source.validation, self._plan.evaluation_batch
 
-        def prepare(indices: Int64s) -> tuple[Tensor, Tensor, int]:
+        def prepare(indices: Int64s) -> tuple[Tensor, Tensor, Int64s, int]:
             filled = fill_up(indices, size)
             images, labels = split.take(filled), split.labels_of(filled)
-            return pinned(images, self._device), pinned(labels, self._device), len(indices)
+            return pinned(images, self._device), pinned(labels, self._device), filled, len(indices)
 
         with closing(ahead(map(prepare, evaluation_images(self._plan, self._replica)))) as batches:
-            for images, labels, count in batches:
-                yield MicroBatch(*self._send(images, labels), count)
+            for images, labels, indices, count in batches:
+                yield MicroBatch(*self._send(images, labels), count, indices=to_device(indices, self._device))
+
+    def validation_name(self, index: int) -> str:
+        """The number of an image."""
+        return str(index)
 
     def _send(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         on_device = images.to(self._device, non_blocking=True)
@@ -161,8 +169,13 @@ class SyntheticLoader:
     def validation(self) -> Generator[MicroBatch, None, None]:
         """Slices of the other pool, as many as the counted images need."""
         for indices in evaluation_images(self._plan, self._replica):
-            slices = _slice(self._validation, int(indices[0]), self._plan.evaluation_batch)
-            yield MicroBatch(*slices, len(indices))
+            first, size = int(indices[0]), self._plan.evaluation_batch
+            numbers = torch.arange(first, first + size, device=self._device)
+            yield MicroBatch(*_slice(self._validation, first, size), len(indices), indices=numbers)
+
+    def validation_name(self, index: int) -> str:
+        """The number of an image."""
+        return str(index)
 
 
 def _slice(pool: tuple[Tensor, Tensor, int], first: int, size: int) -> tuple[Tensor, Tensor]:

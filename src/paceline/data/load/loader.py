@@ -29,6 +29,9 @@ class Loader(Protocol):
     def validation(self) -> Generator[MicroBatch, None, None]:
         """This replica's part of the validation images, each once; the last batch says how many of its are real."""
 
+    def validation_name(self, index: int) -> str:
+        """Where a person finds a validation image: its path, or its number."""
+
 
 def open_loader(plan: Plan, folder: Path | None, replica: int, device: torch.device, run: Path | None = None) -> Loader:
     """The loader for a data set and a placement; images that cannot be decoded are listed in the folder `run`."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline.data.load.image_files import ImageFiles
 from paceline.errors import Broken, DataError
 from paceline.files import append_line, disk_faults, read_rows
+from paceline.visible import plural
 
 QUARANTINE = "quarantine.jsonl"
 
@@ -57,8 +58,8 @@ class Quarantine:
             if len(self._bad) > self.most:
                 where = f"; they are listed in {self.folder / QUARANTINE}" if self.folder else ""
                 raise DataError(
-                    f"{split.table.name(index)}: {reason}; with it {len(self._bad):,} images cannot be decoded, and "
-                    f"data.max_bad allows {self.most:,}{where}; mend them, or write a larger data.max_bad"
+                    f"{split.table.name(index)}: {reason}; with it {plural(len(self._bad), 'image')} cannot be "
+                    f"decoded, and data.max_bad allows {self.most:,}{where}; mend them, or write a larger data.max_bad"
                 )
 
     def __len__(self) -> int:
