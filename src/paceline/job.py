@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from paceline import checkpoint
@@ -102,6 +103,7 @@ def make_job(
     recipe, written = read_recipe(name, words)
     placement, placed = read_placement(page, words, replicas, device)
     check_folder(name, recipe.data, data)
+    recipe = recipe.with_paths(partial(_absolute, locate.given_folder(data)))
     if look or data is not None or not locate.is_known(recipe.data):
         with progress_bar() as progress:
             settings, folder = locate.locate(recipe.data, locate.given_folder(data), progress)
@@ -111,6 +113,14 @@ def make_job(
     for key in settings.model_fields_set - (recipe.data.model_fields_set if recipe.data else set()):
         written.places["data", key] = "found"
     return plan_job(name, recipe.model_copy(update={"data": settings}), placement, folder, written, placed)
+
+
+def _absolute(folder: Path | None, key: str, path: str) -> str:
+    """A path that a run finds from anywhere; what lies inside the data folder is found there wherever that is, and what
+    is no path, such as the name of published weights, stays as it is."""
+    expanded = os.path.expanduser(path)  # noqa: PTH111 - Path would raise for a user who is not there
+    inside = folder is not None and key != "init.from" and os.path.isfile(folder / path)  # noqa: PTH113
+    return path if inside or not os.path.exists(expanded) else os.path.abspath(expanded)  # noqa: PTH100, PTH110
 
 
 def check_folder(name: str, data: Data | None, folder: Path | None) -> None:
@@ -243,11 +253,10 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
 
 
 def _without_labels(recipe: Recipe) -> Recipe:
-    """The recipe without its file of labels, which is about the run's own images."""
+    """The recipe without its files of labels, which are about the run's own images."""
     data = recipe.data
-    return recipe.model_copy(
-        update={"data": data.model_copy(update={"labels": None})} if isinstance(data, Files) else {}
-    )
+    own = {"labels": None, "relabel": None}
+    return recipe.model_copy(update={"data": data.model_copy(update=own)} if isinstance(data, Files) else {})
 
 
 def _settings_to_evaluate(folder: Path, data: Data | None, test: Path) -> Files:
