@@ -26,6 +26,7 @@ from paceline.options import (
     OnWords,
     Out,
     Profile,
+    RecipeOrFolder,
     RecipeWord,
     Replicas,
     ResultFile,
@@ -113,12 +114,12 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-@app.command(epilog="Example: paceline train cifar10/resnet20 --data ~/cifar10 epochs=50 optimizer.lr=0.2")
+@app.command(epilog="Examples: paceline train photos; paceline train cifar10/resnet20 --data ~/cifar10 epochs=50")
 def train(
-    recipe: RecipeWord = None, settings: SettingWords = None, data: DataFolder = None, out: Out = None, on: On = None,
+    recipe: RecipeOrFolder = None, settings: SettingWords = None, data: DataFolder = None, out: Out = None, on: On = None,
     replicas: Replicas = None, device: Device = None,
 ) -> None:  # fmt: skip
-    """Train a recipe; without one, a small network on built-in images."""
+    """Train a recipe, or on a folder of images; without both, a demo."""
     from paceline.command import train as verb
 
     raise typer.Exit(verb.run(recipe, settings or [], data, out, on, replicas, device))
@@ -189,7 +190,7 @@ def replay(
 
 @app.command(epilog="Example: paceline plan cifar10/resnet20 on.replicas=2 on.micro_batch=64")
 def plan(
-    recipe: RecipeWord = None, settings: SettingWords = None, data: DataFolder = None, on: On = None, replicas: Replicas = None,
+    recipe: RecipeOrFolder = None, settings: SettingWords = None, data: DataFolder = None, on: On = None, replicas: Replicas = None,
     device: Device = None, json: Json = False,
     yaml: Annotated[bool, typer.Option("--yaml", help="Print every setting and where its value came from.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of recipes and placements, for editors.")] = False,

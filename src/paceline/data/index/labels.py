@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.index.formats import UNLABELED, UnitImages, first_few, plural
+from paceline.data.index.formats import UNLABELED, UnitImages, counted, first_few
 from paceline.data.index.formats.layout import is_plain
 from paceline.data.index.label_file import LabelFile, LabelSplit
 from paceline.errors import DataError
@@ -89,7 +89,7 @@ def apply_label_file(labels: Labels, by_unit: Sequence[UnitImages], file: LabelF
     unchanged = (labels.named == by_folder) & ~listed
     labels.named[unchanged & _in_no_class(labels.names, by_folder, listed, {*file.classes.values()})] = -1
     unused = [key for key in file.classes if key not in used]
-    note = f"{plural(len(unused), 'label has', 'labels have')} no image: {first_few(unused)}"
+    note = f"{counted(len(unused), 'label has', 'labels have')} no image: {first_few(unused)}"
     return replace(labels, names=list(names), notes=(*labels.notes, *([note] if unused else [])))
 
 
@@ -126,9 +126,9 @@ def apply_relabels(labels: Labels, by_unit: Sequence[UnitImages], relabels: Mapp
     unused = [key for key in relabels if key not in used]
     left_out = int(labels.left_out.sum())
     note = (
-        f"data.relabel changes {plural(changed, 'label', 'labels')}, leaves out {plural(left_out, 'image', 'images')}"
+        f"data.relabel changes {counted(changed, 'label', 'labels')}, leaves out {counted(left_out, 'image', 'images')}"
     )
-    lost = f"{plural(len(unused), 'line', 'lines')} of data.relabel found no image: {first_few(unused)}"
+    lost = f"{counted(len(unused), 'line', 'lines')} of data.relabel found no image: {first_few(unused)}"
     return replace(labels, names=list(names), notes=(*labels.notes, note, *([lost] if unused else [])))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import keyed
-from paceline.data.index.formats import UNLABELED, Format, ScanUnit, UnitImages, first_few, plural
+from paceline.data.index.formats import UNLABELED, Format, ScanUnit, UnitImages, counted, first_few
 from paceline.data.index.formats.folder import KIND as FOLDER
 from paceline.data.index.formats.folder import refuse_unknown_splits
 from paceline.data.index.label_file import LabelFile, read_labels, read_relabels
@@ -112,7 +112,7 @@ def _exclude_unlabeled(
     unlabeled = (labels.named < 0) & (labels.numbers == UNLABELED)
     chosen = ~labels.left_out & ~labels.is_in("test")
     tests = int(labels.is_in("test").sum())
-    notes = [*labels.notes, *([f"{plural(tests, 'image', 'images')} of the test split are left out"] if tests else [])]
+    notes = [*labels.notes, *([f"{counted(tests, 'image', 'images')} of the test split are left out"] if tests else [])]
     listed = label_file is not None
     if form.KIND != FOLDER or not (labels.names or (listed and unlabeled[validation].all())):
         return chosen, tuple(notes)

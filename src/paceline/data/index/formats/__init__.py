@@ -196,7 +196,7 @@ def first_few(names: Sequence[str]) -> str:
     return ", ".join([*names[:8], *(["..."] if len(names) > 8 else [])])
 
 
-def plural(count: int, one: str, several: str) -> str:
+def counted(count: int, one: str, several: str) -> str:
     """A count and the words that go with it: '1 file was', '1,024 files were'."""
     return f"{count:,} {one if count == 1 else several}"
 

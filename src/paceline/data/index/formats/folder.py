@@ -16,11 +16,11 @@ from paceline.data.index.formats import (
     ScanUnit,
     SplitName,
     UnitImages,
+    counted,
     first_few,
     holds_shards,
     is_file,
     is_folder,
-    plural,
     visible_entries,
 )
 from paceline.data.index.formats.layout import find_splits, folders_in, hold_the_same, is_image, split_named
@@ -131,8 +131,8 @@ def notes(units: Sequence[ScanUnit], images: Sequence[UnitImages]) -> tuple[str,
     empty = [name for name, count in class_sizes.items() if not count]
     total = endings.total()
     return (
-        *([f"{plural(total, 'file was', 'files were')} skipped: {first_few(by_ending)}{heif}"] if total else []),
-        *([f"{plural(len(empty), 'folder has', 'folders have')} no images: {first_few(empty)}"] if empty else []),
+        *([f"{counted(total, 'file was', 'files were')} skipped: {first_few(by_ending)}{heif}"] if total else []),
+        *([f"{counted(len(empty), 'folder has', 'folders have')} no images: {first_few(empty)}"] if empty else []),
     )
 
 
