@@ -53,6 +53,13 @@ class Verbs(TyperGroup):
         with _short_faults():
             return super().parse_args(ctx, args)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0][:1] != "-" and self.get_command(ctx, args[0]) is None:
+            from paceline.settings.suggest import unknown_command
+
+            raise SpecError(unknown_command(args[0], self.list_commands(ctx)))
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         with _short_faults():
             try:
@@ -256,9 +263,7 @@ def models(
 
 
 data_app = typer.Typer(
-    help="Show, check, pack and convert data sets.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    cls=Verbs, help="Show, check, pack and convert data sets.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(data_app, name="data")
 
@@ -325,7 +330,9 @@ def data_show(
     verb.run(source, words or [], sheet, json)
 
 
-bench_app = typer.Typer(help="Measure what a recipe gets of this machine.", no_args_is_help=True, rich_markup_mode=None)
+bench_app = typer.Typer(
+    cls=Verbs, help="Measure what a recipe gets of this machine.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(bench_app, name="bench")
 
 

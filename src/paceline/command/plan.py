@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.command.notes import describe_found, index_of, notes_of
-from paceline.command.tables import show_facts, show_rows
+from paceline.command.tables import show_facts, show_line, show_rows
 from paceline.errors import SpecError
 from paceline.job import Job, ask, make_job
 from paceline.model import tables
@@ -18,6 +18,7 @@ from paceline.settings.placement import Placement
 from paceline.settings.read import dump, flow
 from paceline.settings.recipe import Recipe
 from paceline.settings.types import Settings
+from paceline.visible import one_line
 
 
 def run(
@@ -49,7 +50,8 @@ def run(
     if asked.choices:
         print()
         show_rows([{"chosen": choice.word, "because": choice.reason} for choice in asked.choices], as_json)
-    print("".join(f"\nnote: {note}" for note in notes), end="\n" if notes else "")
+    for number, note in enumerate(notes):
+        show_line(one_line(f"note: {note}") if number else f"\n{one_line(f'note: {note}')}")
 
 
 def _parts(job: Job) -> dict[str, Any]:

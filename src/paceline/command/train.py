@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 from paceline.command.notes import describe_found, index_of, notes_of
+from paceline.command.tables import show_line
 from paceline.errors import RunError
 from paceline.job import Asked, Job, ask, check_apart, make_job, prepare_folder
 from paceline.model.packages import check_packages
 from paceline.record import Run
-from paceline.sink.console import console
 from paceline.user_code import load_user_code
 from paceline.visible import one_line
 from paceline.worker import run_verb
@@ -63,7 +63,7 @@ def _tell(job: Job) -> None:
     if notes:
         lines.append(f"{'note' if len(notes) == 1 else 'notes'}: {'; '.join(notes)}")
     for line in lines:
-        console().print(one_line(line), markup=False, highlight=False, soft_wrap=True)
+        show_line(one_line(line))
 
 
 def refuse_folder_in_use(folder: Path, alone: bool) -> None:
