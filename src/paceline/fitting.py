@@ -21,7 +21,7 @@ from paceline.errors import DataError
 from paceline.progress import Progress, silent
 from paceline.settings.data import Files
 
-IMAGENET = "timm/resnet50-a3"
+FOR_IMAGENET = "timm/resnet50-a3"
 SCRATCH = "images/resnet18"
 FINETUNE = "images/resnet50-finetune"
 CIFAR = {"cifar10": "cifar10/resnet20", "cifar100": "cifar10/resnet18"}
@@ -76,7 +76,7 @@ def choose(folder: Path, words: Sequence[str], data: Files, progress: Progress =
     given = {word.partition("=")[0]: word.partition("=")[2] for word in words}
     data, index = _open(data, folder, progress)
     if len(index.classes) == 1000 and len(index.training) > 1_200_000:
-        return [Choice("recipe", IMAGENET, f"{len(index.training):,} images of 1,000 classes are ImageNet")]
+        return [Choice("recipe", FOR_IMAGENET, f"{len(index.training):,} images of 1,000 classes are ImageNet")]
     choices = [_recipe(index, given)]
     if data.labels is not None:
         choices.append(Choice("data.labels", data.labels, "the folders are no classes, and this file lists the images"))
