@@ -99,17 +99,20 @@ def weights_at_hand() -> str | None:
 
 
 def _open(data: Files, folder: Path, progress: Progress) -> tuple[Files, Index]:
-    """The index of a folder; where folders give no classes, with the first file beside the images that does."""
+    """The index of a folder; where folders give no classes, with the file beside them that labels most images."""
     try:
         index = open_index(data, folder, progress, whole=True)
         fault = None
     except DataError as error:
         index, fault = None, error
     if data.labels is None and (index is None or len(index.classes) == 1):
+        labeled = []
         for name in _tables_in(folder):
-            labeled = data.model_copy(update={"labels": name})
             with suppress(DataError):
-                return labeled, open_index(labeled, folder, progress, whole=True)
+                listing = data.model_copy(update={"labels": name})
+                labeled.append((listing, open_index(listing, folder, progress, whole=True)))
+        if labeled:
+            return max(labeled, key=lambda pair: len(pair[1].training) + len(pair[1].validation))
     if index is None:
         assert fault is not None
         raise fault
@@ -142,19 +145,19 @@ def _fit_side(index: Index, given: dict[str, str], recipe: str) -> Iterator[Choi
 
 
 def _fit_length(images: int, given: dict[str, str], length: _Length) -> Iterator[Choice]:
-    batch = max(_SMALLEST_BATCH, min(_BATCH, 2 ** int(math.log2(max(1, images / _STEPS_IN_EPOCH)))))
+    wanted = max(min(images, _SMALLEST_BATCH), images / _STEPS_IN_EPOCH)
+    batch = min(_BATCH, 1 << int(math.log2(max(1, wanted))))
     if batch < _BATCH:
-        steps = max(1, images // batch)
-        yield Choice("global_batch", str(batch), f"an epoch of {images:,} images then has {steps:,} steps")
+        yield Choice("global_batch", str(batch), f"an epoch of {images:,} images then has {images / batch:.3g} steps")
     stated = given.get("global_batch", str(batch))
     batch = int(stated) if stated.isdigit() and int(stated) else batch
     norm = next(size for size in range(min(_NORM_BATCH, batch), 0, -1) if batch % size == 0)
     if norm != _NORM_BATCH:
         yield Choice("norm_batch", str(norm), f"it divides a global batch of {batch:,}")
-    wanted = min(length.most_epochs, math.ceil(length.steps * batch / max(1, images)))
-    if wanted > length.epochs:
-        steps = wanted * images // batch
-        yield Choice("epochs", str(wanted), f"few images need more epochs: these are {steps:,} steps")
+    epochs = min(length.most_epochs, math.ceil(length.steps * batch / max(1, images)))
+    if epochs > length.epochs:
+        steps = epochs * images // batch
+        yield Choice("epochs", str(epochs), f"few images need more epochs: these are {steps:,} steps")
     elif length.epochs * images > length.images:
         fewer = max(10, round(length.images / images))
         yield Choice("epochs", str(fewer), f"{images:,} images are many, so that fewer epochs do")

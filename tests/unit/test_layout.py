@@ -109,7 +109,7 @@ def test_tiny_imagenet_is_read_as_it_is(tmp_path: Path) -> None:
 def test_a_broken_link_is_counted(tmp_path: Path) -> None:
     folder = put(tmp_path / "data", *split("train", "val"))
     (folder / "train" / "cat" / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
-    assert opened(folder).notes == ("1 file was skipped: 1 broken links",)
+    assert opened(folder).notes == ("1 file was skipped: 1 broken link",)
 
 
 def test_a_class_that_differs_in_case_is_named(tmp_path: Path) -> None:

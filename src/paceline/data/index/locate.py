@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from paceline.files import disk_faults
 from paceline.progress import Progress, silent
 from paceline.settings.data import Cifar, Data, Files, Made, Shapes
 
-CIFAR_FILES: dict[Literal["cifar10", "cifar100"], tuple[list[str], list[str]]] = {
+CIFAR_FILES = {
     "cifar10": ([f"data_batch_{i}.bin" for i in range(1, 6)], ["test_batch.bin"]),
     "cifar100": (["train.bin"], ["test.bin"]),
 }
@@ -52,8 +51,8 @@ def locate(wanted: Data | None, folder: Path | None, progress: Progress = silent
             return _count_images(wanted, _existing(folder, wanted.name), progress)
         case None:
             name = recognize(folder)
-            settings: Data = Files(name=name) if name == "images" else Cifar(name=name)
-            return locate(settings, folder, progress)
+            known = Files if name == "images" else Cifar
+            return locate(known.model_validate({"name": name}), folder, progress)
 
 
 def _existing(folder: Path | None, what: str) -> Path:
@@ -125,8 +124,8 @@ def _inner_folder(class_folder: Path) -> str | None:
     return None
 
 
-def recognize(folder: Path | None) -> Literal["images", "cifar10", "cifar100"]:
-    """Which data set a folder holds; images in the folder itself come before CIFAR's files below or above it."""
+def recognize(folder: Path | None) -> str:
+    """The name of the data set that a folder holds; images in the folder itself come before CIFAR's files below or above it."""
     folder = _existing(folder, "the data")
     here, *around = _cifar_folders(folder)
     name = _cifar_in(here)
@@ -149,7 +148,7 @@ def _cifar_folders(folder: Path) -> list[Path]:
     return [folder, *below, folder.resolve().parent]
 
 
-def _cifar_in(folder: Path) -> Literal["cifar10", "cifar100"] | None:
+def _cifar_in(folder: Path) -> str | None:
     return next((name for name, (training, _) in CIFAR_FILES.items() if _has_file(folder, training[0])), None)
 
 
@@ -161,7 +160,7 @@ def _folder_with(folder: Path, file: str) -> Path | None:
     return next((folder for folder in _cifar_folders(folder) if _has_file(folder, file)), None)
 
 
-def _cifar_folder(name: Literal["cifar10", "cifar100"], folder: Path) -> Path:
+def _cifar_folder(name: str, folder: Path) -> Path:
     """The folder with all files of a CIFAR data set, each of its published size."""
     training, validation = CIFAR_FILES[name]
     cifar = _folder_with(folder, training[0])

@@ -34,6 +34,8 @@ FIRST_LABEL = 0
 
 _TEXTS = ("", ".csv", ".json", ".txt", ".md", ".yaml", ".html", ".xml")
 """Files that may describe the images; beside class folders nobody misses them."""
+_BROKEN = "broken link"
+"""Stands for an ending where skipped files are counted."""
 _DEEPEST = 16
 _CHUNK = 4096
 _THREADS = 8
@@ -126,7 +128,10 @@ def notes(units: Sequence[ScanUnit], images: Sequence[UnitImages]) -> tuple[str,
         if _class_of(unit):
             class_sizes["/".join(unit.name.split("/")[: unit.depth + 1])] += len(unit_images.rows)
     ranked = sorted(endings.items(), key=lambda item: (-item[1], item[0]))
-    by_ending = [f"{count:,} {ending or 'without ending'}" for ending, count in ranked]
+    by_ending = [
+        counted(count, _BROKEN, f"{_BROKEN}s") if ending == _BROKEN else f"{count:,} {ending or 'without ending'}"
+        for ending, count in ranked
+    ]
     heif = "; write pip install pillow-heif to read .heic" if any(end in endings for end in HEIF_ENDINGS) else ""
     empty = [name for name, count in class_sizes.items() if not count]
     total = endings.total()
@@ -181,7 +186,7 @@ def _files(folder: Path) -> tuple[list[str], Counter[str]]:
     images, others = [], Counter[str]()
     for entry in visible_entries(folder):
         if not is_file(entry):
-            others["broken links"] += int(not entry.is_dir() and entry.is_symlink())
+            others[_BROKEN] += int(not entry.is_dir() and entry.is_symlink())
         elif is_image(entry.name):
             images.append(entry.name)
         else:
