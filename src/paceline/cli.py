@@ -27,6 +27,7 @@ from paceline.options import (
     OnWords,
     Out,
     Profile,
+    RecipeOrFolder,
     RecipeWord,
     Replicas,
     ResultFile,
@@ -54,6 +55,13 @@ class Verbs(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with _short_faults():
             return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0][:1] != "-" and self.get_command(ctx, args[0]) is None:
+            from paceline.settings.suggest import unknown_command
+
+            raise SpecError(unknown_command(args[0], self.list_commands(ctx)))
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         with _short_faults():
@@ -116,12 +124,12 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-@app.command(epilog="Example: paceline train cifar10/resnet20 --data ~/cifar10 epochs=50 optimizer.lr=0.2")
+@app.command(epilog="Examples: paceline train photos; paceline train cifar10/resnet20 --data ~/cifar10 epochs=50")
 def train(
-    recipe: RecipeWord = None, settings: SettingWords = None, data: DataFolder = None, out: Out = None, on: On = None,
+    recipe: RecipeOrFolder = None, settings: SettingWords = None, data: DataFolder = None, out: Out = None, on: On = None,
     replicas: Replicas = None, device: Device = None, time_limit: TimeLimit = None,
 ) -> None:  # fmt: skip
-    """Train a recipe; without one, a small network on built-in images."""
+    """Train a recipe, or on a folder of images; without both, a demo."""
     from paceline.command import train as verb
 
     words = [*(settings or []), *time_words(time_limit)]
@@ -195,7 +203,7 @@ def replay(
 
 @app.command(epilog="Example: paceline plan cifar10/resnet20 on.replicas=2 on.micro_batch=64")
 def plan(
-    recipe: RecipeWord = None, settings: SettingWords = None, data: DataFolder = None, on: On = None, replicas: Replicas = None,
+    recipe: RecipeOrFolder = None, settings: SettingWords = None, data: DataFolder = None, on: On = None, replicas: Replicas = None,
     device: Device = None, json: Json = False,
     yaml: Annotated[bool, typer.Option("--yaml", help="Print every setting and where its value came from.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of recipes and placements, for editors.")] = False,
@@ -261,9 +269,7 @@ def models(
 
 
 data_app = typer.Typer(
-    help="Show, check, pack and convert data sets.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    cls=Verbs, help="Show, check, pack and convert data sets.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(data_app, name="data")
 
@@ -330,7 +336,9 @@ def data_show(
     verb.run(source, words or [], sheet, json)
 
 
-bench_app = typer.Typer(help="Measure what a recipe gets of this machine.", no_args_is_help=True, rich_markup_mode=None)
+bench_app = typer.Typer(
+    cls=Verbs, help="Measure what a recipe gets of this machine.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(bench_app, name="bench")
 
 

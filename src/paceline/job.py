@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from paceline import checkpoint
@@ -13,6 +14,7 @@ from paceline.data.index.fingerprint import FINGERPRINT, check_fingerprint, trai
 from paceline.data.load.quarantine import QUARANTINE
 from paceline.errors import DataError, RunError, SpecError
 from paceline.files import disk_faults, read_whole
+from paceline.fitting import SCRATCH, Choice, choose
 from paceline.launch import Launch, launched
 from paceline.machine import Machine, this_machine
 from paceline.model import tables
@@ -51,6 +53,52 @@ class Job:
     """For the job of a run folder, the words that changed its settings."""
     test: Path | None = None
     """For a job that evaluates other images than the run's own, their folder."""
+    choices: tuple[Choice, ...] = ()
+    """What was chosen for the images, where no recipe was named."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the words of a command ask for: a recipe, settings in place of its own, and a folder of images."""
+
+    name: str
+    words: list[str]
+    data: Path | None
+    choices: tuple[Choice, ...] = ()
+
+
+def ask(recipe: str | None, words: list[str], data: Path | None) -> Asked:
+    """What a command asks for that takes a recipe or a folder; for a folder alone, recipe and settings are chosen."""
+    if recipe is not None and "=" in recipe:
+        words, recipe = [recipe, *words], None
+    elif recipe is not None and not shipped.is_page("recipes", recipe) and _is_place(recipe):
+        if data is not None:
+            raise SpecError(f"{recipe} and --data {data}: images are in one folder; leave one of them out")
+        data, recipe = Path(os.path.expanduser(recipe)), None  # noqa: PTH111
+    if recipe is not None:
+        return Asked(recipe, words, data)
+    folder = locate.given_folder(data)
+    if folder is None or any(word.startswith(("data=", "data.name=")) for word in words):
+        return Asked(DEFAULT_RECIPE, words, data)
+    check_folder("", None, folder)
+    settings, _ = read_recipe(SCRATCH, words)  # refuses a wrong word before all files are looked at
+    assert isinstance(settings.data, Files)
+    try:
+        with progress_bar() as progress:
+            choices = choose(folder, words, settings.data, progress)
+    except DataError as fault:
+        if data is not None:
+            raise
+        raise DataError(f"{fault} (the folder is from {locate.set_variable()}; without it, this is the demo)") from None
+    return Asked(choices[0].value, [*(choice.word for choice in choices[1:]), *words], folder, tuple(choices))
+
+
+def _is_place(word: str) -> bool:
+    """Whether a word is a path and not meant as a recipe's name; a run is neither."""
+    path = Path(os.path.expanduser(word))  # noqa: PTH111
+    if os.path.isfile(path / PLAN):  # noqa: PTH113
+        raise SpecError(f"{word} is a run; write: paceline resume {word}")
+    return os.path.exists(path) or word.startswith(("./", "../", "/", "~"))  # noqa: PTH110
 
 
 def read_words(recipe: str | None, words: list[str]) -> tuple[str, list[str]]:
@@ -93,15 +141,18 @@ def flag_words(replicas: int | None, device: str | None) -> list[str]:
 
 def make_job(
     name: str, words: list[str], data: Path | None, page: str | None, replicas: int | None, device: str | None,
-    look: bool = True,
+    look: bool = True, choices: tuple[Choice, ...] = (),
 ) -> Job:  # fmt: skip
     """The job of a recipe: settings, data folder, machine, and the plan that follows.
 
     With `look` off, a data set whose facts the recipe gives is not looked for.
     """
     recipe, written = read_recipe(name, words)
+    for key, _, reason in choices[1:]:
+        written.places[tuple(key.split("."))] = f"chosen: {reason}"
     placement, placed = read_placement(page, words, replicas, device)
     check_folder(name, recipe.data, data)
+    recipe = recipe.with_paths(partial(_absolute, locate.given_folder(data)))
     if look or data is not None or not locate.is_known(recipe.data):
         with progress_bar() as progress:
             settings, folder = locate.locate(recipe.data, locate.given_folder(data), progress)
@@ -110,15 +161,24 @@ def make_job(
         settings, folder = recipe.data, None
     for key in settings.model_fields_set - (recipe.data.model_fields_set if recipe.data else set()):
         written.places["data", key] = "found"
-    return plan_job(name, recipe.model_copy(update={"data": settings}), placement, folder, written, placed)
+    job = plan_job(name, recipe.model_copy(update={"data": settings}), placement, folder, written, placed)
+    return replace(job, choices=choices)
+
+
+def _absolute(folder: Path | None, key: str, path: str) -> str:
+    """A path that a run finds from anywhere; what lies inside the data folder is found there wherever that is, and what
+    is no path, such as the name of published weights, stays as it is."""
+    expanded = os.path.expanduser(path)  # noqa: PTH111 - Path would raise for a user who is not there
+    inside = folder is not None and key != "init.from" and os.path.isfile(folder / path)  # noqa: PTH113
+    return path if inside or not os.path.exists(expanded) else os.path.abspath(expanded)  # noqa: PTH100, PTH110
 
 
 def check_folder(name: str, data: Data | None, folder: Path | None) -> None:
     """Refuse a folder of --data that the recipe would ignore, and a file in its place."""
     if folder is not None and isinstance(data, Shapes | Made):
         raise DataError(
-            f"--data {folder}: {name} draws its own images ({data.name}); for those in a folder write another recipe, "
-            f"as in: paceline train images/resnet18 --data {folder}; or data=images after this one"
+            f"--data {folder}: {name} draws its own images ({data.name}); for those in a folder write no recipe, "
+            f"as in: paceline train {folder}; or data=images after this one"
         )
     if folder is not None and _is_file(folder):
         labels = f", and data.labels={folder.name} the file" if folder.suffix in (".csv", ".json") else ""
@@ -243,11 +303,10 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
 
 
 def _without_labels(recipe: Recipe) -> Recipe:
-    """The recipe without its file of labels, which is about the run's own images."""
+    """The recipe without its files of labels, which are about the run's own images."""
     data = recipe.data
-    return recipe.model_copy(
-        update={"data": data.model_copy(update={"labels": None})} if isinstance(data, Files) else {}
-    )
+    own = {"labels": None, "relabel": None}
+    return recipe.model_copy(update={"data": data.model_copy(update=own)} if isinstance(data, Files) else {})
 
 
 def _settings_to_evaluate(folder: Path, data: Data | None, test: Path) -> Files:

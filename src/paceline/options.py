@@ -28,6 +28,14 @@ RecipeWord = Annotated[
         metavar="[RECIPE]", help="A shipped name (see `paceline recipes`) or a YAML file; shapes/resnet8 if left out."
     ),
 ]
+RecipeOrFolder = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RECIPE|FOLDER]",
+        help="A shipped name (see `paceline recipes`), a YAML file, or a folder of images, which is given a recipe; "
+        "if left out, --data or DATA_DIR is that folder, and without them it is shapes/resnet8.",
+    ),
+]
 SettingWords = Annotated[
     list[str] | None,
     typer.Argument(

@@ -41,12 +41,14 @@ NOT_FINITE = "a gradient or a statistic of a norm was not finite"
 class Stored(Settings):
     """What plan.yaml holds: enough to train, validate or resume without repeating an option.
 
-    Nothing has a default, so that a file whose end is missing is noticed.
+    Nothing that a run needs has a default, so that a file whose end is missing is noticed.
     """
 
     recipe: Recipe
     placement: Placement
     data_folder: str | None
+    run_folder: str | None = None
+    """Where the run folder was, by which files that were moved together with it are found again."""
 
 
 class Sink(Protocol):
@@ -223,6 +225,7 @@ def store_plan(
         f"recipe:\n{dump(plan.recipe, written, '  ')}"
         f"placement:\n{dump(asked, placed, '  ')}"
         f"data_folder: {json.dumps(str(data_folder.resolve()) if data_folder else None)}\n"
+        f"run_folder: {json.dumps(str(folder.resolve()))}\n"
     )
     numbers = "".join(f"#   {name}: {value}\n" for name, value in numbers_of(plan).items())
     path = folder / PLAN
@@ -243,7 +246,23 @@ def stored_plan(folder: Path) -> Stored:
         raise RunError(f"{path}: is not text, so it is damaged; put the file back as it was") from None
     stored = build(Stored, parse(text, str(path)))
     _check_trained_recipe(stored.recipe, folder, path)
-    return stored
+    return _found_again(stored, folder)
+
+
+def _found_again(stored: Stored, folder: Path) -> Stored:
+    """The settings of a run with the paths of files that have moved together with its folder."""
+    if stored.run_folder is None:
+        return stored
+    began, now = stored.run_folder, os.path.realpath(folder)
+
+    def found(_key: str, path: str) -> str:
+        if not os.path.isabs(path) or os.path.exists(path):  # noqa: PTH110, PTH117
+            return path
+        moved = os.path.normpath(os.path.join(now, os.path.relpath(path, began)))  # noqa: PTH118
+        return moved if os.path.exists(moved) else path  # noqa: PTH110
+
+    data_folder = stored.data_folder and found("data_folder", stored.data_folder)
+    return stored.model_copy(update={"recipe": stored.recipe.with_paths(found), "data_folder": data_folder})
 
 
 def _check_trained_recipe(recipe: Recipe, folder: Path, path: Path) -> None:
@@ -262,8 +281,9 @@ def _check_trained_recipe(recipe: Recipe, folder: Path, path: Path) -> None:
 
 
 def recipe_changes(old: Recipe, new: Recipe) -> list[str]:
-    """What differs between two recipes for the same run: what is said about them, and when to give up, may change."""
-    free = ("about:", "published:", "source:", "data.max_bad:")
+    """What differs between two recipes for the same run: what is said about them, and when to give up, may change; that
+    files of labels say the same as before is told by the data themselves."""
+    free = ("about:", "published:", "source:", "data.max_bad:", "data.labels:", "data.relabel:")
     return [line for line in changes(old, new) if not line.startswith(free)]
 
 

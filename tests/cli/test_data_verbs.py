@@ -149,11 +149,14 @@ def test_a_sheet_shows_what_the_network_would_see(tmp_path: Path, folder: Path, 
     data_show.run(folder, [recipe, "augment.flip=true"], tmp_path / "sheet.png", as_json=True)
     with Image.open(tmp_path / "sheet.png") as image:
         grid = np.asarray(image)
-    assert grid.shape == (4 * 20 + 4, 8 * 20 + 4, 3)
-    corners = [(4 + 20 * row, 4 + 20 * column) for row in range(4) for column in range(8)]
+    assert grid.shape == (2 * 60 + 12, 8 * 28 + 12, 3)
+    tops = [26 + 60 * row + 18 * below for row in range(2) for below in range(2)]
+    corners = [(top, 12 + 28 * column) for top in tops for column in range(8)]
     cells = [grid[top : top + 16, left : left + 16] for top, left in corners]
-    rest = grid.astype(np.int64).sum() - sum(cell.astype(np.int64).sum() for cell in cells)
-    assert rest == 255 * (grid.size - 32 * 16 * 16 * 3)  # white between them
+    captions = [grid[top - 14 : top, left : left + 16] for top, left in corners[:8]]
+    assert all((caption < 128).any() for caption in captions)  # the name of the class
+    assert (grid[:12] == 255).all()
+    assert (grid[60:72] == 255).all()  # white between pairs
     counts = ("data.images=55", "data.validation_images=5", "data.classes=4")
     plan = make_plan(*counts, text=PAGE)
     order = training_order(plan)
@@ -192,7 +195,7 @@ def as_trained(plan: Any, folder: Path, position: int) -> Any:
 def test_an_image_that_an_epoch_drops_is_shown_in_a_later_one() -> None:
     counts = ("data.images=55", "data.validation_images=5", "data.classes=4", "drop_last=true", "global_batch=32")
     plan = make_plan(*counts, text=PAGE)
-    pairs, order = data_show._position_pairs(plan), training_order(plan)
+    pairs, order = [pair[1:] for pair in data_show._position_pairs(plan)], training_order(plan)
     firsts, seconds = (np.array(column) for column in zip(*pairs, strict=True))
     assert firsts.tolist() == [*range(16)]
     assert order.images(firsts).tolist() == order.images(seconds).tolist()

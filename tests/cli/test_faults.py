@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from conftest import SMALL, Paceline, environment
+from folders_made import put
 from paceline.checkpoint import saved_steps
 
 FAULTS = [
@@ -32,7 +33,11 @@ FAULTS = [
     (["resume", "nowhere"], "nowhere: this is no run folder"),
     (["validate", "."], "this is no run folder"),
     (["models", "resnet5O"], "no model is named 'resnet5O'; did you mean 'resnet5"),
-    (["train", "--data", "."], "--data .: shapes/resnet8 draws its own images (shapes); for those in a folder write"),
+    (["train", "--data", "."], ".: no data set is recognized here; expected CIFAR's binary files"),
+    (["train", "."], ".: no data set is recognized here; expected CIFAR's binary files"),
+    (["plan", "."], ".: no data set is recognized here; expected CIFAR's binary files"),
+    (["plan", "photos", "data.side=x"], "'data.side=x': data.side: expected a whole number"),
+    (["train", "photos", "epochs=0"], "'epochs=0': epochs: input should be greater than 0"),
     (["plan", "generated.yaml", "--data", "."], "--data .: generated.yaml draws its own images (generated)"),
     (["train", "cifar10/resnet20", "--data", "twice.yaml"], "twice.yaml: this is a file; --data takes the folder of"),
     (["train", "cifar10/resnet20", "--data", "labels.csv"], "here ., and data.labels=labels.csv the file"),
@@ -69,6 +74,8 @@ def test_a_fault_is_one_line_and_never_loads_torch(tmp_path: Path, words: list[s
     (tmp_path / "twice.yaml").write_text("epochs: 3\nepochs: 4\n")
     (tmp_path / "typo.yaml").write_text("model: resnet8\nepochs: 1\noptimizer: {name: sgd, momentm: 1}\n")
     (tmp_path / "labels.csv").write_text("")
+    if "photos" in words:
+        put(tmp_path, *(f"photos/{name}/{number}.jpg" for name in ("cat", "dog") for number in range(3)))
     (tmp_path / "generated.yaml").write_text(SMALL)
     (tmp_path / "on.yaml").write_text(SMALL.replace("report: 1 steps", "on: {precision: bf16}"))
     program = (

@@ -146,7 +146,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     assert (
         message_of(cifar("cifar10"), gone)
-        == f"{gone}: there is no such folder; write --data FOLDER with where cifar10 is"
+        == f"{gone}: there is no such folder; write the one that holds cifar10, as in --data FOLDER"
     )
     (tmp_path / "file").write_text("x")
     assert message_of(None, tmp_path / "file").startswith(f"{tmp_path / 'file'}: there is no such folder")

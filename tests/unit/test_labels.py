@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data.index.labels import read_labels
+from paceline.data.index.label_file import read_labels
 from paceline.errors import DataError
 from paceline.settings.data import Files
 
 
-def read(folder: Path, text: str, name: str = "labels.csv") -> dict[str, str | int] | None:
+def read(folder: Path, text: str, name: str = "labels.csv") -> dict[str, str | int]:
     (folder / name).write_bytes(text.encode())
-    return read_labels(Files(name="images", labels=name), folder)
+    labels = read_labels(Files(name="images", labels=name), folder)
+    assert labels is not None
+    return labels.classes
 
 
 def message_of(folder: Path, text: str, name: str = "labels.csv") -> str:
@@ -88,3 +90,42 @@ def test_a_number_with_two_signs_is_a_name(tmp_path: Path) -> None:
 )
 def test_a_map_that_is_wrong_is_refused(tmp_path: Path, text: str, message: str) -> None:
     assert message_of(tmp_path, text, "labels.json").startswith(message)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "file\tclass\n1.jpg\tcat\n2.jpg\tdog\n",
+        "file;class\n1.jpg;cat\n2.jpg;dog\n",
+        "1.jpg;cat;0,5\n2.jpg;dog;0,7\n",
+        ",file,class\n0,1.jpg,cat\n1,2.jpg,dog\n",
+        "Unnamed: 0,image,what\n0,1.jpg,cat\n1,2.jpg,dog\n",
+        "label,width,filename\ncat,7,1.jpg\ndog,8,2.jpg\n",
+        "1.jpg cat\n2.jpg  dog\n",
+        "1.jpg\tcat\t0\t0\n2.jpg\tdog\t1\t1\n",
+        ".\\1.jpg,cat\n.\\2.jpg,dog\n",
+    ],
+)
+def test_tables_of_other_programs_are_read(tmp_path: Path, text: str) -> None:
+    assert read(tmp_path, text) == {"1.jpg": "cat", "2.jpg": "dog"}
+
+
+def test_a_semicolon_in_a_name_parts_nothing(tmp_path: Path) -> None:
+    assert read(tmp_path, "a;b.jpg,cat\nc.jpg,dog\n") == {"a;b.jpg": "cat", "c.jpg": "dog"}
+    assert read(tmp_path, "a, b.jpg\tcat\nc.jpg\tdog\n", "labels.tsv") == {"a, b.jpg": "cat", "c.jpg": "dog"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("labels.json", '{"cat": ["1.jpg"], "dog": ["2.jpg"]}'),
+        ("labels.json", '[{"id": 3, "path": "1.jpg", "label": "cat"}, {"path": "2.jpg", "label": "dog"}]'),
+        ("labels.jsonl", '{"file_name": "1.jpg", "class": "cat"}\n{"file_name": "2.jpg", "class": "dog"}\n'),
+    ],
+)
+def test_json_of_other_programs_is_read(tmp_path: Path, name: str, text: str) -> None:
+    assert read(tmp_path, text, name) == {"1.jpg": "cat", "2.jpg": "dog"}
+
+
+def test_absolute_paths_below_the_data_folder_are_those_of_the_index(tmp_path: Path) -> None:
+    assert read(tmp_path, f"{tmp_path}/x/1.jpg,cat\n./2.jpg,dog\n") == {"x/1.jpg": "cat", "2.jpg": "dog"}

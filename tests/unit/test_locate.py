@@ -110,16 +110,14 @@ def test_every_ending_that_pillow_reads_is_an_image(tmp_path: Path, ending: str)
 
 
 def test_what_is_skipped_is_noted_however_the_index_is_opened(tmp_path: Path) -> None:
-    folder = put(
-        tmp_path / "data", *PARTS, "train/cat/a.HEIC", "train/dog/deep/b.heic", "val/dog/c.heic", "train/n.csv"
-    )
+    folder = put(tmp_path / "data", *PARTS, "train/cat/a.CR2", "train/dog/deep/b.cr2", "val/dog/c.cr2", "train/n.csv")
     put(folder, "train/dog/notes.txt", "train/dog/.hidden", "labels.csv")
     (folder / "train" / "empty" / "below").mkdir(parents=True)
-    notes = ("4 files were skipped: 3 .heic, 1 .txt", "1 folder has no images: train/empty")
+    notes = ("4 files were skipped: 3 .cr2, 1 .txt", "1 folder has no images: train/empty")
     for _ in range(2):
         assert open_index(files(), folder).notes == notes
     put(folder, "train/dog/README")
-    again = ("5 files were skipped: 3 .heic, 1 without ending, 1 .txt", notes[1])
+    again = ("5 files were skipped: 3 .cr2, 1 without ending, 1 .txt", notes[1])
     assert open_index(files(), folder).notes == again
     assert open_index(files(fraction=0.9), folder).notes == again
 
@@ -137,11 +135,8 @@ def test_an_unlabeled_test_part_is_left_out_by_naming_the_training_part(tmp_path
         open_index(files(), tmp_path)
 
 
-def test_a_folder_one_level_too_high_says_what_is_meant(tmp_path: Path) -> None:
+def test_a_folder_above_several_data_sets_says_what_is_meant(tmp_path: Path) -> None:
     put(tmp_path / "high" / "dataset", *PARTS)
-    for wanted in (None, files()):
-        with pytest.raises(DataError, match=rf"; did you mean --data {tmp_path}/high/dataset\?$"):
-            locate.locate(wanted, tmp_path / "high")
     put(tmp_path / "high" / "other", *PARTS)
     with pytest.raises(DataError, match=r"; did you mean one of the folders in it: dataset, other\?$"):
         locate.locate(None, tmp_path / "high")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +25,14 @@ from paceline.job import plan_job, read_placement, read_recipe
 from paceline.planning import Plan
 from paceline.progress import progress_bar
 from paceline.settings.build import build
-from paceline.settings.data import Files
+from paceline.settings.data import Data, Files
 from paceline.settings.read import Tree, parse
 from paceline.settings.recipe import Recipe
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PILImage
+
+Pixels = NDArray[np.uint8]
 
 _PAGE = (
     "{model: resnet8, global_batch: 16, epochs: 90, optimizer: {name: sgd, lr: 0.1}, schedule: constant, "
@@ -35,7 +41,9 @@ _PAGE = (
 """The recipe of a sheet for which none is given: the usual crop and flip."""
 _MOST_CLASSES = 12
 """Up to so many classes are all listed; of more, the first and the last few."""
-_COLUMNS, _IMAGES, _GAP = 8, 16, 4
+_COLUMNS, _IMAGES = 8, 16
+_GAP, _BETWEEN, _CAPTION = 12, 2, 14
+"""Pixels between pairs, between the images of a pair, and for the name above them."""
 
 
 def run(source: Path, words: list[str], sheet: Path | None, as_json: bool) -> None:
@@ -110,8 +118,6 @@ def _lines(facts: dict[str, Any]) -> dict[str, Any]:
 
 def _write_sheet(recipe: Recipe, index: Index, sheet: Path) -> None:
     """Draw training images in pairs: each at two of its positions in the endless list, one below the other."""
-    from PIL import Image
-
     data = recipe.data
     assert isinstance(data, Files)
     if not len(index.validation):  # a run would have to set some of the images aside
@@ -120,21 +126,48 @@ def _write_sheet(recipe: Recipe, index: Index, sheet: Path) -> None:
     assert folder is not None
     placement, placed = read_placement(None, ["on.device=cpu", "on.replicas=1"])
     plan = plan_job("show", recipe.model_copy(update={"data": counted}), placement, folder, Tree(), placed).plan
-    pairs = _position_pairs(plan)
-    side, rows = plan.facts.side + _GAP, 2 * -(-len(pairs) // _COLUMNS)
-    grid = np.full((rows * side + _GAP, _COLUMNS * side + _GAP, 3), 255, np.uint8)
-    for index_in_sheet, pair in enumerate(pairs):
-        for below, position in enumerate(pair):
-            pixels = pixels_at(plan, folder, position)
-            top = (index_in_sheet // _COLUMNS * 2 + below) * side + _GAP
-            left = index_in_sheet % _COLUMNS * side + _GAP
-            grid[top : top + len(pixels), left : left + len(pixels)] = pixels
+    names = _class_names(counted, folder)
+    pairs = [
+        (names[image], [pixels_at(plan, folder, position) for position in positions])
+        for image, *positions in _position_pairs(plan)
+    ]
     with disk_faults(DataError, sheet, "cannot be written"):
-        Image.fromarray(grid).save(sheet, "PNG")
+        _draw(pairs, plan.facts.side).save(sheet, "PNG")
 
 
-def _position_pairs(plan: Plan) -> list[tuple[int, int]]:
-    """The first positions of the endless list, each with a position of the same image in a later epoch."""
+def _draw(pairs: list[tuple[str, list[Pixels]]], side: int) -> PILImage:
+    """Pairs of images under the names of their classes; what belongs together stands close."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    wide, tall = side + _GAP, _CAPTION + 2 * side + _BETWEEN + _GAP
+    page = Image.new("RGB", (_COLUMNS * wide + _GAP, -(-len(pairs) // _COLUMNS) * tall + _GAP), "white")
+    pen, font = ImageDraw.Draw(page), ImageFont.load_default()
+    for number, (name, images) in enumerate(pairs):
+        left, top = number % _COLUMNS * wide + _GAP, number // _COLUMNS * tall + _GAP
+        pen.text((left, top), _cut_to(side, name, lambda text: pen.textlength(text, font)), "black", font)
+        for below, pixels in enumerate(images):
+            page.paste(Image.fromarray(pixels), (left, top + _CAPTION + below * (side + _BETWEEN)))
+    return page
+
+
+def _cut_to(width: int, name: str, length: Callable[[str], float]) -> str:
+    """As much of a name as fits; characters that the font may not have are shown by their numbers."""
+    text = name.encode("ascii", "backslashreplace").decode()
+    while text and length(text) > width:
+        text = text[:-1]
+    return text
+
+
+def _class_names(data: Data, folder: Path) -> list[str]:
+    """The class of every training image."""
+    assert isinstance(data, Files)
+    index = open_index(data, folder)
+    labels = index.training.rows["label"].tolist()
+    return [index.classes[label] if 0 <= label < len(index.classes) else "?" for label in labels]
+
+
+def _position_pairs(plan: Plan) -> list[tuple[int, int, int]]:
+    """The first images of the endless list, each with its position there and one in a later epoch."""
     order, length = training_order(plan), plan.epoch_images
     firsts = np.arange(min(_IMAGES, length), dtype=np.int64)
     later: dict[int, int] = {}
@@ -146,10 +179,10 @@ def _position_pairs(plan: Plan) -> list[tuple[int, int]]:
         for index in np.flatnonzero(np.isin(epoch_images, images)).tolist():
             later.setdefault(int(epoch_images[index]), int(positions[index]))
         epoch += 1
-    return [(int(first), later[image]) for first, image in zip(firsts, images, strict=True)]
+    return [(image, int(first), later[image]) for first, image in zip(firsts, images, strict=True)]
 
 
-def pixels_at(plan: Plan, folder: Path, position: int) -> NDArray[np.uint8]:
+def pixels_at(plan: Plan, folder: Path, position: int) -> Pixels:
     """The training image at a position of the endless list as the network sees it, before mixing and normalization."""
     import torch
 
@@ -175,5 +208,5 @@ def pixels_at(plan: Plan, folder: Path, position: int) -> NDArray[np.uint8]:
     assert batch.draws is not None
     (image,) = augment.unmixed(augment.prepare(batch.images, batch.draws), batch.draws)
     colors = image + torch.tensor(data.mean).view(-1, 1, 1) * 255
-    pixels: NDArray[np.uint8] = colors.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
+    pixels: Pixels = colors.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
     return pixels

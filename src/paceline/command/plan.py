@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paceline.command.tables import show_facts
+from paceline.command.notes import describe_found, index_of, notes_of
+from paceline.command.tables import show_facts, show_line, show_rows
 from paceline.errors import SpecError
-from paceline.job import Job, make_job, read_words
+from paceline.job import Job, ask, make_job
 from paceline.model import tables
 from paceline.planning import Plan
 from paceline.record import numbers_of
@@ -17,6 +18,7 @@ from paceline.settings.placement import Placement
 from paceline.settings.read import dump, flow
 from paceline.settings.recipe import Recipe
 from paceline.settings.types import Settings
+from paceline.visible import one_line
 
 
 def run(
@@ -29,17 +31,27 @@ def run(
         return
     if as_json and as_yaml:
         raise SpecError("--json and --yaml are two forms of one plan; write one of them")
-    name, words = read_words(recipe, words)
-    job = make_job(name, words, data, page, replicas, device, look=False)
+    asked = ask(recipe, words, data)
+    job = make_job(asked.name, asked.words, asked.data, page, replicas, device, look=False, choices=asked.choices)
     if as_yaml:
         print(f"recipe:\n{dump(job.plan.recipe, job.written, '  ')}placement:")
         print(dump(job.asked, job.placed, "  "), end="")
         return
-    facts, notes = {**_parts(job), **numbers_of(job.plan)}, _notes(job.plan)
-    changed = any(not word.startswith("on.") for word in words)
-    show_facts({**facts, "notes": notes} if as_json else facts, as_json, title=f"{name}, changed" if changed else name)
-    if not as_json:
-        print("".join(f"\nnote: {note}" for note in notes), end="\n" if notes else "")
+    index = index_of(job)
+    found = {"found": describe_found(index)} if index is not None else {}
+    facts, notes = {**_parts(job), **found, **numbers_of(job.plan)}, notes_of(job, index)
+    if as_json:
+        chosen = {"chosen": [choice._asdict() for choice in asked.choices]} if asked.choices else {}
+        show_facts({**facts, **chosen, "notes": notes}, as_json)
+        return
+    changed = any(not word.startswith("on.") for word in asked.words)
+    how = ", fitted" if asked.choices else ", changed" if changed else ""
+    show_facts(facts, as_json, title=f"{asked.name}{how}")
+    if asked.choices:
+        print()
+        show_rows([{"chosen": choice.word, "because": choice.reason} for choice in asked.choices], as_json)
+    for number, note in enumerate(notes):
+        show_line(one_line(f"note: {note}") if number else f"\n{one_line(f'note: {note}')}")
 
 
 def _parts(job: Job) -> dict[str, Any]:
@@ -73,18 +85,3 @@ def _kind(chosen: Settings) -> str:
     """The name of a kind, and those of its settings that are not its defaults."""
     values = json.loads(chosen.model_dump_json(exclude_defaults=True))
     return ", ".join([values.pop("name"), *(f"{key} {flow(value)}" for key, value in values.items())])
-
-
-def _notes(plan: Plan) -> list[str]:
-    """What follows from the numbers and was hardly meant."""
-    notes = []
-    if plan.global_batch > plan.facts.images:
-        notes.append(
-            f"one step of {plan.global_batch:,} images is more than all {plan.facts.images:,} training images; "
-            f"a smaller global_batch makes more steps"
-        )
-    asked, actual = plan.recipe.epochs, plan.epoch(plan.steps)
-    if abs(actual - asked) > 0.01 * asked:
-        steps = f"{plan.steps:,} step{'s' if plan.steps > 1 else ''}"
-        notes.append(f"epochs is {asked:g}, and whole steps make {actual:.3g} ({steps})")
-    return notes

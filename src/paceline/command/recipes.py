@@ -9,6 +9,7 @@ from typing import Any, Literal
 import yaml
 from rich.table import Table
 
+from paceline.command.tables import show_line
 from paceline.settings import shipped
 from paceline.settings.build import build
 from paceline.settings.recipe import Recipe
@@ -16,6 +17,10 @@ from paceline.sink.console import console
 
 # The C parser reads all pages in the time in which the other one reads a few.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+_LEAST = ("source", "model", "data", "global_batch", "published", "epochs")
+"""The columns that a narrow terminal does without, the first of them first; a name says most of it."""
 
 
 def run(name: str | None, everything: bool, as_json: bool) -> None:
@@ -28,12 +33,12 @@ def run(name: str | None, everything: bool, as_json: bool) -> None:
         if as_json:
             print(json.dumps(rows, indent=1))
             return
-        console().print(_table(rows))
+        _show(rows)
         if name is None and not everything:
             published = sorted(set(names) - set(listed))
             systems = ", ".join(sorted({each.partition("/")[0] for each in published}))
-            print(f"\n{len(published)} more were published by others ({systems}).")
-            print("List them with: paceline recipes --all, or: paceline recipes nvidia")
+            show_line(f"\n{len(published)} more were published by others ({systems}).")
+            show_line("List them with: paceline recipes --all, or: paceline recipes nvidia")
     elif as_json:
         settings = build(Recipe, shipped.tree("recipes", name))
         print(json.dumps({"name": name, **json.loads(settings.model_dump_json())}, indent=1))
@@ -60,17 +65,32 @@ def _kind(written: str | dict[str, Any]) -> str:
     return written if isinstance(written, str) else written["name"]
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
-    """Rows as a table; names stay whole in a narrow window, so that they can be copied."""
+def _show(rows: list[dict[str, Any]]) -> None:
+    """Print rows as a table of the columns that fit the terminal, and say which do not."""
+    texts = [{column: _shown(value) for column, value in each.items()} for each in rows]
+    widths = {
+        column: max(len(column), *(len(each[column]) for each in texts))
+        for column in rows[0]
+        if any(each[column] for each in rows)
+    }
+    missing: list[str] = []
+    for column in _LEAST:
+        if column in widths and sum(widths.values()) + 2 * (len(widths) - 1) > console().width:
+            del widths[column]
+            missing = [*missing, column.replace("_", " ")]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = [column for column in rows[0] if any(each[column] for each in rows)]
-    for column in columns:
+    for column in widths:
         side: Literal["left", "right"] = "right" if column in ("global_batch", "epochs") else "left"
         table.add_column(column.replace("_", " "), justify=side, no_wrap=column == "name", overflow="fold")
-    for each in rows:
-        values = [each[column] for column in columns]
-        table.add_row(*(f"{value:,}" if isinstance(value, int | float) else value for value in values))
-    return table
+    for each in texts:
+        table.add_row(*(each[column] for column in widths))
+    console().print(table)
+    if missing:
+        show_line(f"\nA wider terminal also shows: {', '.join(missing)}.")
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
 def _by_numbers(name: str) -> list[tuple[int, str]]:

@@ -47,6 +47,12 @@ def show_facts(facts: dict[str, Any], as_json: bool, title: str | None = None) -
     console().print(table)
 
 
+def show_line(text: str) -> None:
+    """Print a line, which a terminal gets wrapped between words and a pipe gets whole."""
+    terminal = console()
+    terminal.print(text, markup=False, highlight=False, soft_wrap=not terminal.is_terminal)
+
+
 def format_value(name: str, value: Any) -> str:
     """Format a value for people: accuracies in percent, rates and counts with thousands separators."""
     if isinstance(value, bool) or value is None:

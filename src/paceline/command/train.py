@@ -6,11 +6,14 @@ import sys
 import time
 from pathlib import Path
 
+from paceline.command.notes import describe_found, index_of, notes_of
+from paceline.command.tables import show_line
 from paceline.errors import RunError
-from paceline.job import check_apart, make_job, prepare_folder, read_words
+from paceline.job import Asked, Job, ask, check_apart, make_job, prepare_folder
 from paceline.model.packages import check_packages
 from paceline.record import Run
 from paceline.user_code import load_user_code
+from paceline.visible import one_line
 from paceline.worker import run_verb
 
 
@@ -25,19 +28,42 @@ def run(
 ) -> int:
     """Train; a folder that holds the same recipe is continued."""
     check_apart(out, data)
-    name, words = read_words(recipe, words)
-    job = make_job(name, words, data, page, replicas, device)
+    asked = ask(recipe, words, data)
+    check_apart(out, asked.data)
+    job = make_job(asked.name, asked.words, asked.data, page, replicas, device, choices=asked.choices)
     if out is None and job.launch is not None and job.launch.count > 1:
         raise RunError("several processes were started: write --out FOLDER, so that they mean the same run")
-    folder = out or Path("runs") / f"{name.removesuffix('.yaml').replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = out or _new_folder(asked)
     # A wrong name, or a package that is missing, should not cost a run folder.
     if (function := job.plan.recipe.augment.python) is not None:
         load_user_code("augment.python", function)
     check_packages(job.plan.recipe)
     if job.launch is None or job.launch.rank == 0:
         prepare_folder(job, folder)
+        _tell(job)
     refuse_folder_in_use(folder, job.launch is None)
     return int(run_verb("train", job, folder, command=sys.argv[1:]))
+
+
+def _new_folder(asked: Asked) -> Path:
+    """A run folder named after the images or the recipe, and the time."""
+    name = asked.data.resolve().name if asked.choices and asked.data else asked.name.removesuffix(".yaml")
+    return Path("runs") / f"{name.replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _tell(job: Job) -> None:
+    """Say what the images are, what was chosen for them, and in one line what was hardly meant."""
+    index = index_of(job)
+    notes, lines = notes_of(job, index), []
+    if index is not None:
+        lines.append(f"{job.data_folder}: {describe_found(index)}")
+    if job.choices:
+        words = " ".join(choice.word for choice in job.choices)
+        lines.append(f"chosen: {words} (paceline plan {job.data_folder} says why)")
+    if notes:
+        lines.append(f"{'note' if len(notes) == 1 else 'notes'}: {'; '.join(notes)}")
+    for line in lines:
+        show_line(one_line(line))
 
 
 def refuse_folder_in_use(folder: Path, alone: bool) -> None:

@@ -122,7 +122,11 @@ class Files(Settings):
     fraction: Percent = 1.0
     """Fraction of the training images that is used, chosen at random."""
     labels: str | None = None
-    """A CSV or JSON file beside the images with the class of each folder or file; left out, folders are classes."""
+    """A CSV, TSV or JSON file with the class of each folder or file, and its split if there is such a column; left out,
+    folders are classes."""
+    relabel: str | None = None
+    """A file of corrections over the labels, with the class of each folder or file; an empty class leaves an image
+    out."""
     first_label: Annotated[int, Field(ge=-(10**9), le=10**9)] | None = None
     """The number of the first class where labels are numbers; left out, 1 in TFRecords and 0 elsewhere."""
     orientation: Literal["ignore", "honor"] = "ignore"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
 from paceline.settings.augment import Augment, Mix
-from paceline.settings.data import Data
+from paceline.settings.data import Data, Files
 from paceline.settings.duration import Duration, Interval, Length
 from paceline.settings.model import Model, split_package
 from paceline.settings.optimizer import Clip, OptimizerSettings, WeightDecay
@@ -176,3 +177,14 @@ class Recipe(Settings):
     """So many bad steps in a row end the run in any case, at the next report."""
     report: Interval = Duration.parse("0.1 epochs")
     """How often losses are read from the device and reported."""
+
+    def with_paths(self, change: Callable[[str, str], str]) -> Recipe:
+        """The recipe with the paths in it changed, each by its address: files of labels and initial weights."""
+        changed: dict[str, Settings] = {}
+        if self.init.from_ is not None:
+            changed["init"] = self.init.model_copy(update={"from_": change("init.from", self.init.from_)})
+        if isinstance(self.data, Files):
+            written = {"labels": self.data.labels, "relabel": self.data.relabel}
+            paths = {key: change(f"data.{key}", path) for key, path in written.items() if path is not None}
+            changed["data"] = self.data.model_copy(update=paths)
+        return self.model_copy(update=changed)

@@ -11,6 +11,7 @@ from paceline.settings.read import Tree, parse, quoted
 from paceline.settings.suggest import nearest_name
 
 _HERE = Path(__file__).parents[1]
+_FILES = (".yaml", ".yml")
 
 
 def names(kind: str) -> list[str]:
@@ -23,10 +24,15 @@ def own_names(kind: str) -> list[str]:
     return sorted(name for name, path in _pages(kind).items() if "published" not in path.parts)
 
 
+def is_page(kind: str, word: str) -> bool:
+    """Whether a word is the exact name of a shipped page, or that of a YAML file."""
+    return Path(word).suffix in _FILES or word in _pages(kind)
+
+
 def page(kind: str, word: str) -> tuple[str, str]:
     """The text of a shipped page or of a YAML file, and what to call it in messages."""
     path = Path(word)
-    if path.suffix in (".yaml", ".yml"):
+    if path.suffix in _FILES:
         try:
             return read_page(path), word
         except (OSError, ValueError) as fault:
@@ -34,8 +40,8 @@ def page(kind: str, word: str) -> tuple[str, str]:
     pages = _pages(kind)
     if word not in pages and kind == "recipes" and os.path.isdir(path):  # noqa: PTH112 - Path would raise where it may not look
         raise SpecError(
-            f"'{word}' is a folder, not a recipe; to train on its images write: "
-            f"paceline train images/resnet18 --data {word}"
+            f"'{word}' is a folder, not a recipe; to train on its images write: paceline train {word}; here write a "
+            f"recipe's name and --data {word}"
         )
     if word not in pages:
         raise SpecError(f"no {kind.removesuffix('s')} is named {quoted(word)}{nearest_name(word, names(kind))}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Sequence
 
 _ADDRESSES = {
@@ -157,6 +158,14 @@ def nearest_name(word: str, names: Sequence[str]) -> str:
         if alike:
             return _meant([alike[0][2]]) if len(alike) == 1 else _listed([name for *_, name in alike], most=6)
     return nearest(word, names) or _listed(sorted(names, key=lambda name: (name.count("/"), name)), most=12)
+
+
+def unknown_command(word: str, commands: Sequence[str]) -> str:
+    """What is said of a command that there is not: the nearest one, or what a folder is for, or all commands."""
+    shown = word if len(word) <= 80 else f"{word[:80]}..."
+    if os.path.isdir(word):  # noqa: PTH112
+        return f"'{shown}' is a folder, not a command; to train on its images write: paceline train {shown}"
+    return f"no command is named '{shown}'{nearest(word, commands) or _listed(commands)}"
 
 
 def _similar(word: str, addresses: Sequence[str]) -> list[str]:

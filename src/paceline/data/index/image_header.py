@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,8 +19,11 @@ if TYPE_CHECKING:
 HEADER_BYTES = 4096
 """How many bytes of an image to hand in; few images need more."""
 
-PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
+_PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
 """What Pillow may be asked to read: some of its other readers start programs or hold no pictures."""
+
+HEIF_ENDINGS = (".heic", ".heif")
+_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"mif1", b"msf1")
 
 ORIENTATION = 0x0112
 """The EXIF tag that says how to turn an image: 1 is upright, 5 to 8 lie on their side."""
@@ -65,6 +70,27 @@ def read_header(descriptor: int, offset: int, length: int, start: bytes | None =
         return os.pread(descriptor, max(0, min(count, length - skip)), offset + skip)
 
     return parse_header(read_more(0, HEADER_BYTES) if start is None else start, read_more)
+
+
+def heif_installed() -> bool:
+    """Whether pillow-heif is there, which reads HEIC, the format of many phones."""
+    return find_spec("pillow_heif") is not None
+
+
+def is_heif(start: bytes) -> bool:
+    """Whether an image that begins so is HEIC."""
+    return start[4:8] == b"ftyp" and start[8:12] in _HEIF_BRANDS
+
+
+def open_image(encoded: bytes | memoryview) -> Image.Image:
+    """Open an image with those of Pillow's readers that read nothing but pictures, HEIC with pillow-heif."""
+    from PIL import Image  # noqa: PLC0415 - most data sets never need it
+
+    formats: tuple[str, ...] = _PILLOW_FORMATS
+    if is_heif(bytes(encoded[:12])) and heif_installed():
+        importlib.import_module("pillow_heif").register_heif_opener()
+        formats = (*formats, "HEIF")
+    return Image.open(io.BytesIO(encoded), formats=formats)
 
 
 def exif_orientation(image: Image.Image) -> int:
@@ -222,10 +248,8 @@ def _other(content: _Content) -> ImageHeader:
     """Let Pillow read it: the first frame of a GIF, for one, may be larger than its header says."""
     if not content.start:
         return _UNREADABLE
-    from PIL import Image  # noqa: PLC0415 - most data sets never need it
-
     try:
-        with Image.open(io.BytesIO(content.up_to(0, _MOST_BYTES)), formats=PILLOW_FORMATS) as image:
+        with open_image(content.up_to(0, _MOST_BYTES)) as image:
             return ImageHeader(image.width, image.height, _flags_of(exif_orientation(image)))
     except Exception:  # noqa: BLE001 - a damaged file makes Pillow's many readers raise anything
         return _UNREADABLE

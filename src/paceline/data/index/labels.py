@@ -2,119 +2,26 @@
 
 from __future__ import annotations
 
-import csv
-import json
-import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data.index.formats import UNLABELED, UnitImages
+from paceline.data.index.formats import UNLABELED, UnitImages, counted, first_few
+from paceline.data.index.formats.layout import is_plain
+from paceline.data.index.label_file import LabelFile, LabelSplit
 from paceline.errors import DataError
-from paceline.files import read_whole
 from paceline.numpy_types import Int64s
 from paceline.settings.data import Files
 
-Class = str | int
-"""A class by name, or by number as the file counts."""
-
 IMAGENET_CLASSES = 1000
 
-_HEADINGS = {
-    "file", "filename", "filenames", "file_name", "filepath", "file_path", "folder", "id", "image", "images",
-    "image_id", "image_name", "image_path", "img", "img_path", "key", "name", "path",
-}  # fmt: skip
-"""What the first cell of a header line may be."""
-_NUMBER = re.compile(r"-?[0-9]+")
-_DIGITS = 10
-"""The most digits of a class number, with its sign; a longer one would not fit a row."""
-_MOST_SHOWN = 80
-_Line = tuple[str, str, Class]
-"""Where the line is (file:line), the file or folder it speaks of, and the class."""
-
-
-def read_labels(data: Files, folder: Path) -> dict[str, Class] | None:
-    """Read the file of labels: 'file,class' lines, or a JSON map; keys are files or folders, with or without ending."""
-    if data.labels is None:
-        return None
-    path = labels_path(data.labels, folder)
-    try:
-        text = read_whole(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-    except OSError as fault:
-        raise DataError(f"{path}: the file of labels (data.labels) cannot be read: {fault.strerror}") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: the file of labels (data.labels) is not UTF-8 text") from None
-    lines = _from_json(text, path) if path.suffix.lower() == ".json" else _from_csv(text, path)
-    if not lines:
-        raise DataError(f"{path}: the file of labels (data.labels) is empty; write lines of 'file,class'")
-    # Numbers written as text are numbers only when all are: a class may well be called '7'.
-    numbers = all(isinstance(value, int) or _NUMBER.fullmatch(value) for _, _, value in lines)
-    classes: dict[str, Class] = {}
-    for where, key, value in lines:
-        if value == "":
-            raise DataError(f"{where}: {_shown(key)} has no class; write one, or remove the line")
-        if numbers and len(str(value)) > _DIGITS:
-            raise DataError(f"{where}: {_shown(str(value))}, the class of {_shown(key)}, is too large a number")
-        label = int(value) if numbers else str(value)
-        if classes.setdefault(key, label) != label:
-            both = f"{_shown(str(classes[key]))} and {_shown(str(label))}"
-            raise DataError(f"{where}: {_shown(key)} has two classes, {both}; remove one of them")
-    return classes
-
-
-def labels_path(labels: str, folder: Path) -> Path:
-    """The path of the file of labels: inside the data folder if it is there, else as written."""
-    inside = folder / labels
-    path = inside if os.path.isfile(inside) else Path(labels)  # noqa: PTH113
-    if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113 - a pipe would be waited for
-        raise DataError(f"{path}: the file of labels (data.labels) is not a file; write one of 'file,class' lines")
-    return path
-
-
-def _from_json(text: str, path: Path) -> list[_Line]:
-    try:
-        pairs = json.loads(text, object_pairs_hook=tuple)  # a dict would keep the last of several classes
-    except (ValueError, RecursionError):
-        pairs = None
-    if not isinstance(pairs, tuple) or not all(type(value) in (str, int) for _, value in pairs):
-        raise DataError(f'{path}: expected a JSON map from files or folders to classes, such as {{"a.jpg": "cat"}}')
-    return [(str(path), key.strip("/"), value.strip() if isinstance(value, str) else value) for key, value in pairs]
-
-
-def _from_csv(text: str, path: Path) -> list[_Line]:
-    lines: list[_Line] = []
-    for line_number, line in enumerate(text.split("\n"), start=1):
-        where = f"{path}:{line_number}"
-        try:
-            # Line by line: a stray quote would make one cell of all lines up to the next quote.
-            cells = [cell.strip() for row in csv.reader([line], strict=True) for cell in row]
-        except csv.Error as fault:
-            raise DataError(f"{where}: {fault}; expected 'file,class', found {_shown(line)}") from None
-        if not any(cells):
-            continue
-        if len(cells) < 2 or not cells[0].strip("/"):
-            raise DataError(f"{where}: expected 'file,class', found {_shown(line)}")
-        lines.append((where, cells[0].strip("/"), cells[1]))
-    return lines[1:] if _has_header(lines) else lines
-
-
-def _has_header(lines: list[_Line]) -> bool:
-    """Whether the first line is a header: it says 'file' or the like, or has a word where all others have numbers."""
-    if not lines:
-        return False
-    (_, first, label), *others = lines
-    if first.lower() in _HEADINGS:
-        return True
-    return bool(others) and not _NUMBER.fullmatch(str(label)) and all(_NUMBER.fullmatch(str(row[2])) for row in others)
-
-
-def _shown(text: str) -> str:
-    """A text in quotes, cut to what a message can hold."""
-    return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...")
+_SPLIT_CODES: dict[LabelSplit, int] = {"training": 0, "validation": 1, "test": 2}
+_NO_SPLIT = -1
 
 
 @dataclass
@@ -127,55 +34,154 @@ class Labels:
     """For each image an index into names."""
     numbers: Int64s
     """For each image its class number, counted from 0."""
+    splits: Int64s
+    """For each image the number of the split that the file of labels says it is in, or -1."""
+    left_out: NDArray[np.bool_]
+    """Images that data.relabel gives no class."""
+    notes: tuple[str, ...] = ()
+
+    def is_in(self, split: LabelSplit) -> NDArray[np.bool_]:
+        """The images that the file of labels says are in a split."""
+        return np.equal(self.splits, _SPLIT_CODES[split])
 
 
-def label_images(by_unit: Sequence[UnitImages], label_file: dict[str, Class] | None, first: int) -> Labels:
-    """Find the class of every image in turn; the file of labels overrides what the image files say."""
+def label_images(by_unit: Sequence[UnitImages], first: int) -> Labels:
+    """The class of every image in turn, as the image files and their folders say."""
     names: dict[str, int] = {}
-    named, numbers = [], []
+    empty = np.zeros(0, np.int64)
+    named, numbers = [empty], [empty]
     for images in by_unit:
         own = images.rows["label"].astype(np.int64)
         if images.names:
             # Labels count into the names of the unit; labels outside of them pick the extra last entry, -1.
             table = np.array([names.setdefault(name, len(names)) for name in images.names] + [-1], np.int64)
             inside = (own >= 0) & (own < len(images.names))
-            unit_names = table[np.where(inside, own, len(images.names))]
-            unit_numbers = np.where(inside, UNLABELED, own)
+            named.append(table[np.where(inside, own, len(images.names))])
+            numbers.append(np.where(inside, UNLABELED, own))
         else:
-            unit_names = np.full(len(own), -1, np.int64)
-            unit_numbers = np.where(own == UNLABELED, UNLABELED, own - first)
-        for image, value in _look_up(images, label_file) if label_file is not None else ():
-            unit_names[image] = names.setdefault(value, len(names)) if isinstance(value, str) else -1
-            unit_numbers[image] = value - first if isinstance(value, int) else UNLABELED
-        named.append(unit_names)
-        numbers.append(unit_numbers)
-    empty = np.zeros(0, np.int64)
-    return Labels(list(names), np.concatenate([empty, *named]), np.concatenate([empty, *numbers]))
+            named.append(np.full(len(own), -1, np.int64))
+            numbers.append(np.where(own == UNLABELED, UNLABELED, own - first))
+    count = sum(map(len, named))
+    splits, left_out = np.full(count, _NO_SPLIT, np.int64), np.zeros(count, np.bool_)
+    return Labels(list(names), np.concatenate(named), np.concatenate(numbers), splits, left_out)
 
 
-def _look_up(images: UnitImages, label_file: dict[str, Class]) -> Iterator[tuple[int, Class]]:
-    """The images that the file of labels lists: by path, file name or key, else by a folder, the innermost first."""
-    paths, by_folder = list(images.shards), dict[str, Class | None]()
-    for image, (key, shard) in enumerate(zip(images.keys, images.rows["shard"].tolist(), strict=True)):
-        path = paths[shard]
-        parent, _, name = path.rpartition("/")
-        names = (path, path.rpartition(".")[0], name, key)
-        value = next((label_file[name] for name in names if name in label_file), None)
-        if value is None:
-            if parent not in by_folder:
-                by_folder[parent] = _class_of_folder(parent, label_file)
-            value = by_folder[parent]
-        if value is not None:
-            yield image, value
+def apply_label_file(labels: Labels, by_unit: Sequence[UnitImages], file: LabelFile, first: int) -> Labels:
+    """The labels with those of a file over them, and the splits that it names."""
+    names = {name: number for number, name in enumerate(labels.names)}
+    keys, used = _aligned(by_unit, file.classes), set[str]()
+    by_folder, listed = labels.named.copy(), np.zeros(len(labels.named), np.bool_)
+    for image, match, alone in _matches(by_unit, keys):
+        key = keys[match]
+        used.add(key)
+        listed[image] = alone
+        value = file.classes[key]
+        labels.named[image] = names.setdefault(value, len(names)) if isinstance(value, str) else -1
+        labels.numbers[image] = value - first if isinstance(value, int) else UNLABELED
+        if key in file.splits:
+            labels.splits[image] = _SPLIT_CODES[file.splits[key]]
+    if not used:
+        here = next((path for images in by_unit for path in images.shards), "")
+        raise DataError(
+            f"{file.name}: none of its {len(file.classes):,} files is here; it lists '{next(iter(file.classes))}', "
+            f"where the images are such as '{here}'"
+        )
+    unchanged = (labels.named == by_folder) & ~listed
+    labels.named[unchanged & _in_no_class(labels.names, by_folder, listed, {*file.classes.values()})] = -1
+    unused = [key for key in file.classes if key not in used]
+    note = f"{counted(len(unused), 'label has', 'labels have')} no image: {first_few(unused)}"
+    return replace(labels, names=list(names), notes=(*labels.notes, *([note] if unused else [])))
 
 
-def _class_of_folder(folder: str, label_file: dict[str, Class]) -> Class | None:
+def _in_no_class(
+    folders: Sequence[str], by_folder: Int64s, listed: NDArray[np.bool_], classes: set[str | int]
+) -> NDArray[np.bool_]:
+    """The images whose folder is no class: its files are listed one by one, or it is only called 'images'."""
+    sizes, listed_sizes = (
+        np.bincount(each[each >= 0], minlength=len(folders)) for each in (by_folder, by_folder[listed])
+    )
+    plain = np.array([is_plain(name) for name in folders], np.bool_) & (listed_sizes > 0)
+    no_class = (plain | (2 * listed_sizes >= np.maximum(sizes, 1))) & ~np.isin(folders, [*map(str, classes)])
+    in_no_class: NDArray[np.bool_] = (by_folder >= 0) & np.append(no_class, False)[by_folder]
+    return in_no_class
+
+
+def apply_relabels(labels: Labels, by_unit: Sequence[UnitImages], relabels: Mapping[str, str], first: int) -> Labels:
+    """The labels with corrected ones over them; an image that gets no class is left out."""
+    names = {name: number for number, name in enumerate(labels.names)}
+    by_number = not (labels.named >= 0).any() and all(
+        re.fullmatch("-?[0-9]{0,9}", value) for value in relabels.values()
+    )
+    keys, used, changed = _aligned(by_unit, relabels), set[str](), 0
+    for image, match, _ in _matches(by_unit, keys):
+        used.add(keys[match])
+        value = relabels[keys[match]]
+        if not value:
+            labels.left_out[image] = True
+            continue
+        named = -1 if by_number else names.setdefault(value, len(names))
+        number = int(value) - first if by_number else UNLABELED
+        changed += int((labels.named[image], labels.numbers[image]) != (named, number))
+        labels.named[image], labels.numbers[image] = named, number
+    unused = [key for key in relabels if key not in used]
+    left_out = int(labels.left_out.sum())
+    note = (
+        f"data.relabel changes {counted(changed, 'label', 'labels')}, leaves out {counted(left_out, 'image', 'images')}"
+    )
+    lost = f"{counted(len(unused), 'line', 'lines')} of data.relabel found no image: {first_few(unused)}"
+    return replace(labels, names=list(names), notes=(*labels.notes, note, *([lost] if unused else [])))
+
+
+def _matches(by_unit: Sequence[UnitImages], keys: Mapping[str, str]) -> Iterator[tuple[int, str, bool]]:
+    """The images that are listed, alone by path, file name or key, else by a folder, the innermost first."""
+    image = 0
+    by_folder = dict[str, str | None]()
+    for images in by_unit:
+        paths = list(images.shards)
+        for key, shard in zip(images.keys, images.rows["shard"].tolist(), strict=True):
+            path = paths[shard]
+            parent, _, name = path.rpartition("/")
+            match = next((each for each in (path, path.rpartition(".")[0], name, key) if each in keys), None)
+            alone = match is not None
+            if match is None:
+                if parent not in by_folder:
+                    by_folder[parent] = _listed_folder(parent, keys)
+                match = by_folder[parent]
+            if match is not None:
+                yield image, match, alone
+            image += 1
+
+
+def _listed_folder(folder: str, keys: Mapping[str, str]) -> str | None:
     while folder:
         parent, _, name = folder.rpartition("/")
-        if folder in label_file or name in label_file:
-            return label_file.get(folder, label_file.get(name))
+        if folder in keys or name in keys:
+            return folder if folder in keys else name
         folder = parent
     return None
+
+
+def _aligned(by_unit: Sequence[UnitImages], listed: Iterable[str]) -> dict[str, str]:
+    """What a file lists, by how the index would call it: where nothing fits, the paths may begin at other roots.
+
+    Then as many leading folders are dropped from each as it takes, and as a last resort its file name decides.
+    """
+    keys = {key: key for key in listed}
+    if next(_matches(by_unit, keys), None) is not None:
+        return keys
+    paths = [path for images in by_unit for path in images.shards]
+    known = {*paths, *(path.rpartition(".")[0] for path in paths)}
+    names = Counter(path.rpartition("/")[2] for path in paths)
+    aligned: dict[str, str] = {}
+    for key in keys:
+        parts = key.split("/")
+        ends = ("/".join(parts[dropped:]) for dropped in range(1, len(parts)))
+        end = next((end for end in ends if end in known), parts[-1] if names[parts[-1]] == 1 else None)
+        if end is not None and aligned.setdefault(end, key) != key:
+            raise DataError(
+                f"'{aligned[end]}' and '{key}' of the file of labels are both '{end}' here; keep one of them"
+            )
+    return aligned
 
 
 def class_names(

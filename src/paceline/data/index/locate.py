@@ -28,10 +28,13 @@ _PICKLES = {"data_batch_1": "CIFAR-10", "train": "CIFAR-100"}
 
 def given_folder(flag: Path | None) -> Path | None:
     """The folder of --data, else of the DATA_DIR or DATASETS_DIR environment variable."""
-    if flag is not None:
-        return flag
-    folder = os.environ.get("DATA_DIR") or os.environ.get("DATASETS_DIR")
-    return Path(folder) if folder else None
+    variable = set_variable()
+    return flag if flag is not None or variable is None else Path(os.environ[variable])
+
+
+def set_variable() -> str | None:
+    """The environment variable that says where the data are, if one does."""
+    return next((name for name in ("DATA_DIR", "DATASETS_DIR") if os.environ.get(name)), None)
 
 
 def locate(wanted: Data | None, folder: Path | None, progress: Progress = silent) -> tuple[Data, Path | None]:
@@ -47,7 +50,9 @@ def locate(wanted: Data | None, folder: Path | None, progress: Progress = silent
         case Files():
             return _count_images(wanted, _existing(folder, wanted.name), progress)
         case None:
-            return _recognize(_existing(folder, "the data"), progress)
+            name = recognize(folder)
+            known = Files if name == "images" else Cifar
+            return locate(known.model_validate({"name": name}), folder, progress)
 
 
 def _existing(folder: Path | None, what: str) -> Path:
@@ -56,13 +61,18 @@ def _existing(folder: Path | None, what: str) -> Path:
     with disk_faults(DataError, folder, "cannot be read"):
         there = folder.is_dir()
     if not there:
-        raise DataError(f"{folder}: there is no such folder; write --data FOLDER with where {what} is")
+        raise DataError(f"{folder}: there is no such folder; write the one that holds {what}, as in --data FOLDER")
     return folder
 
 
 def is_known(data: Data | None) -> bool:
     """Whether a plan can be made for a data set before its files are looked at."""
     return data is not None and (not isinstance(data, Files) or data.name == "imagenet")
+
+
+def needs_files(data: Data) -> bool:
+    """Whether a data set lies in a folder."""
+    return not isinstance(data, Shapes | Made)
 
 
 def _count_images(data: Files, folder: Path, progress: Progress) -> tuple[Files, Path]:
@@ -114,15 +124,16 @@ def _inner_folder(class_folder: Path) -> str | None:
     return None
 
 
-def _recognize(folder: Path, progress: Progress) -> tuple[Data, Path]:
-    """Recognize a data set by its files; images in the folder itself come before CIFAR's files below or above it."""
+def recognize(folder: Path | None) -> str:
+    """The name of the data set that a folder holds; images in the folder itself come before CIFAR's files below or above it."""
+    folder = _existing(folder, "the data")
     here, *around = _cifar_folders(folder)
     name = _cifar_in(here)
     if name is None and holds_images(folder):
-        return _count_images(Files(name="images"), folder, progress)
+        return "images"
     name = name or next(filter(None, map(_cifar_in, around)), None)
     if name is not None:
-        return Cifar.model_validate({"name": name}), _cifar_folder(name, folder)
+        return name
     raise DataError(
         f"{folder}: no data set is recognized here; expected CIFAR's binary files (data_batch_1.bin, or train.bin and "
         f"test.bin), images in class folders (train/, val/), TFRecords, WebDataset tars or a Paceline pack; or write "

@@ -19,7 +19,8 @@ from paceline.data.index import file
 from paceline.data.index.formats import Format, ScanUnit, UnitImages, first_few, tfrecord, visible_entries, webdataset
 from paceline.data.index.formats import folder as folders
 from paceline.data.index.formats import pack as packs
-from paceline.data.index.labels import labels_path
+from paceline.data.index.image_header import heif_installed
+from paceline.data.index.label_file import LabelKey, labels_path
 from paceline.data.index.splits import EvaluationFiles, assemble_index
 from paceline.data.index.table import Index, Strings, Table
 from paceline.errors import DataError
@@ -27,7 +28,7 @@ from paceline.files import UNFINISHED
 from paceline.progress import Progress, notify, silent
 from paceline.settings.data import Files
 
-INDEX_VERSION = 4
+INDEX_VERSION = 5
 """Goes up whenever the same files would get another index, or the format of the file changes."""
 
 FORMATS: tuple[Format, ...] = (packs, folders, tfrecord, webdataset)
@@ -71,7 +72,10 @@ def open_index(data: Files, folder: Path, progress: Progress = silent, whole: bo
 
 
 def suggestion(folder: Path) -> str:
-    """The end of a message about a folder without a data set: names the data sets right below it, if there are any."""
+    """The end of a message about a folder without a data set: what is missing to read its images, or the data sets
+    right below it, if there are any."""
+    if folders.holds_unread_heif(folder):
+        return "; the .heic files are read with pillow-heif: write pip install pillow-heif"
     names = []
     for name in sorted(entry.name for entry in visible_entries(folder) if entry.is_dir())[:_SUGGESTED_FROM]:
         with suppress(DataError):  # one that cannot be read is not meant
@@ -102,16 +106,19 @@ class _Source:
         names = {"name", "first_label", "validation", "fraction", "classes", "class_names"}
         settings: dict[str, Any] = self.data.model_dump(include=names)
         settings |= {"whole": self.whole, "evaluate_only": isinstance(self.data, EvaluationFiles)}
+        settings["heif"] = heif_installed()
         if self.form is webdataset:  # the names are in a file beside the tars, which is not a scan unit
             settings["stored_names"] = self.form.classes(self.folder)
-        if self.data.labels is not None:
-            try:
-                content = labels_path(self.data.labels, self.folder).read_bytes()
-                settings["labels"] = hashlib.sha256(content).hexdigest()
-            except OSError:
-                settings["labels"] = None  # the fault is reported where the labels are read
+        settings["labels"] = [self._digest(key) for key in ("labels", "relabel")]
         text = json.dumps([INDEX_VERSION, self.form.KIND, settings], sort_keys=True)
         return f"index-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.safetensors"
+
+    def _digest(self, key: LabelKey) -> str | None:
+        """A digest of a file of labels; the fault of one that cannot be read is reported where it is read."""
+        path = labels_path(self.data, key, self.folder)
+        with suppress(OSError):
+            return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None else None
+        return None
 
 
 def _build_index(source: _Source, index_folder: Path, progress: Progress) -> Index:
@@ -213,8 +220,8 @@ def _strings(stored: file.ArrayFile, name: str) -> Strings:
 def _write_scan(form: Format, index_folder: Path, units: Sequence[ScanUnit], images: Sequence[UnitImages]) -> None:
     """Write what the scan found, before settings apply: later only changed units are scanned, whatever the settings."""
     described = [
-        [unit.name, unit.split, unit.stamp, unit.subfolders, len(one.rows), len(one.shards), len(one.objects),
-         one.names, one.skipped]
+        [unit.name, unit.split, unit.stamp, unit.subfolders, unit.depth, len(one.rows), len(one.shards),
+         len(one.objects), one.names, one.skipped]
         for unit, one in zip(units, images, strict=True)
     ]  # fmt: skip
     rows = np.concatenate([one.rows for one in images])
@@ -222,17 +229,18 @@ def _write_scan(form: Format, index_folder: Path, units: Sequence[ScanUnit], ima
     shards, keys = (Strings.joined([_as_strings(getattr(one, name)) for one in images]) for name in ("shards", "keys"))
     file.write_arrays(
         index_folder / _SCAN,
-        {"version": INDEX_VERSION, "kind": form.KIND, "units": described},
+        {"version": INDEX_VERSION, "kind": form.KIND, "heif": heif_installed(), "units": described},
         {"rows": rows, "objects": objects, **_string_arrays("shards", shards), **_string_arrays("keys", keys)},
     )
 
 
 def _units_of(scanned: file.ArrayFile, form: Format) -> list[ScanUnit]:
-    if scanned.header.get("version") != INDEX_VERSION or scanned.header.get("kind") != form.KIND:
+    expected = {"version": INDEX_VERSION, "kind": form.KIND, "heif": heif_installed()}
+    if any(scanned.header.get(key) != value for key, value in expected.items()):
         return []
     return [
-        ScanUnit(name, split, (stamp[0], stamp[1]), tuple(subfolders))
-        for name, split, stamp, subfolders, *_ in scanned.header["units"]
+        ScanUnit(name, split, (stamp[0], stamp[1]), tuple(subfolders), depth)
+        for name, split, stamp, subfolders, depth, *_ in scanned.header["units"]
     ]
 
 
@@ -245,7 +253,7 @@ def _read_scan(form: Format, index_folder: Path) -> dict[str, tuple[ScanUnit, Un
     by_name, row, shard, thing = {}, 0, 0, 0
     units = _units_of(scanned, form)
     for unit, described in zip(units, scanned.header["units"][: len(units)], strict=True):
-        rows, shards, objects, names, skipped = described[4:]
+        rows, shards, objects, names, skipped = described[5:]
         by_name[unit.name] = (
             unit,
             UnitImages(

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline import keyed
-from paceline.data.index.formats import UNLABELED, Format, ScanUnit, UnitImages, first_few
+from paceline.data.index.formats import UNLABELED, Format, ScanUnit, UnitImages, counted, first_few
 from paceline.data.index.formats.folder import KIND as FOLDER
-from paceline.data.index.labels import Labels, check_label_range, class_names, label_images, read_labels
+from paceline.data.index.formats.folder import refuse_unknown_splits
+from paceline.data.index.label_file import LabelFile, read_labels, read_relabels
+from paceline.data.index.labels import (
+    Labels,
+    apply_label_file,
+    apply_relabels,
+    check_label_range,
+    class_names,
+    label_images,
+)
 from paceline.data.index.table import Flag, Index, Objects, Rows, Strings, Table
 from paceline.errors import DataError
 from paceline.settings.data import Files
@@ -44,8 +53,17 @@ def assemble_index(
     if validation.all() and not evaluate_only:
         raise DataError(f"{folder}: there are no training images; add them in train/, or as train-*")
     first = form.FIRST_LABEL if data.first_label is None else data.first_label
-    labels = label_images(by_unit, read_labels(data, folder), first)
-    labeled, notes = _exclude_unlabeled(form, labels, validation, folder, units)
+    label_file = read_labels(data, folder)
+    if form.KIND == FOLDER and label_file is None and not data.class_names:
+        refuse_unknown_splits(folder, units, by_unit)
+    labels = label_images(by_unit, first)
+    if label_file is not None:
+        labels = apply_label_file(labels, by_unit, label_file, first)
+        validation = (validation & ~labels.is_in("training")) | labels.is_in("validation")
+    if (relabels := read_relabels(data, folder)) is not None:
+        labels = apply_relabels(labels, by_unit, relabels, first)
+    labeled, notes = _exclude_unlabeled(form, labels, validation, folder, units, label_file)
+    validation &= labeled
     if evaluate_only and validation.any():
         labeled, notes = labeled & validation, (*notes, f"{folder}: only its validation split is evaluated")
     # Classes are those of all images that could be trained on, so that a smaller data.fraction has the same numbers.
@@ -83,21 +101,35 @@ def _concatenate(by_unit: Sequence[UnitImages]) -> _Images:
 
 
 def _exclude_unlabeled(
-    form: Format, labels: Labels, validation: Mask, folder: Path, units: Sequence[ScanUnit]
+    form: Format,
+    labels: Labels,
+    validation: Mask,
+    folder: Path,
+    units: Sequence[ScanUnit],
+    label_file: LabelFile | None,
 ) -> tuple[Mask, tuple[str, ...]]:
     """Among class folders, images that lie in none and have no label do not belong to the data set."""
     unlabeled = (labels.named < 0) & (labels.numbers == UNLABELED)
-    if not labels.names or form.KIND != FOLDER:
-        return np.ones(len(unlabeled), np.bool_), ()
+    chosen = ~labels.left_out & ~labels.is_in("test")
+    tests = int(labels.is_in("test").sum())
+    notes = [*labels.notes, *([f"{counted(tests, 'image', 'images')} of the test split are left out"] if tests else [])]
+    listed = label_file is not None
+    if form.KIND != FOLDER or not (labels.names or (listed and unlabeled[validation].all())):
+        return chosen, tuple(notes)
+    unlabeled &= np.bool_(bool(labels.names)) | validation
     for split, mask in (("training", ~validation), ("validation", validation)):
-        if mask.any() and unlabeled[mask].all():
+        # Where labels come in a file, a test split without any is nothing to wonder about.
+        if mask.any() and unlabeled[mask].all() and not (listed and split == "validation"):
             remedy = "put them there, or write data.labels=FILE with lines of 'file,class'"
             if split == "validation":
                 trained = folder / next(unit.name for unit in units if unit.split == "training")
                 remedy += f", or leave them out: --data {trained} data.validation=10%"
             raise DataError(f"{folder}: the {split} images lie in no class folders; {remedy}")
-    count = int(unlabeled.sum())
-    return ~unlabeled, (f"{count:,} images outside class folders are skipped",) if count else ()
+    count = int((unlabeled & chosen).sum())
+    where = f"not in {label_file.name}" if label_file is not None else "outside class folders"
+    if count:
+        notes.append(f"{count:,} images {where} are skipped")
+    return ~unlabeled & chosen, tuple(notes)
 
 
 def _split_masks(
@@ -166,7 +198,8 @@ def _by_name(labels: Labels, names: tuple[str, ...]) -> Labels:
     nameable = (labels.numbers >= 0) & (labels.numbers < len(names))
     # The stored names are appended to the list, so number n becomes the name at len(labels.names) + n.
     named = np.where(nameable, labels.numbers + len(labels.names), labels.named)
-    return Labels([*labels.names, *names], named, np.where(nameable, UNLABELED, labels.numbers))
+    numbers = np.where(nameable, UNLABELED, labels.numbers)
+    return replace(labels, names=[*labels.names, *names], named=named, numbers=numbers)
 
 
 def _class_numbers(
@@ -185,7 +218,9 @@ def _class_numbers(
         if data.class_names:
             other = "" if isinstance(data, EvaluationFiles) else ", or correct data.class_names"
             raise DataError(f"{path}: class '{name}' is not one of {first_few(names)}; rename or remove it{other}")
-        raise DataError(f"{path}: class '{name}' has no training images; remove it, or add it to training")
+        alike = next((other for other in names if other.lower() == name.lower()), None)
+        meant = f"; did you mean '{alike}'?" if alike else "; remove it, or add it to training"
+        raise DataError(f"{path}: class '{name}' has no training images{meant}")
     return np.clip(numbers, UNLABELED, 2**31 - 1)
 
 

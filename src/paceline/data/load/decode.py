@@ -6,7 +6,6 @@ files it reads only what lies under the box; Pillow reads everything else, and d
 
 from __future__ import annotations
 
-import io
 import math
 import re
 import warnings
@@ -18,7 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
-from paceline.data.index.image_header import PILLOW_FORMATS, UnknownColors, exif_orientation, to_rgb
+from paceline.data.index.image_header import (
+    UnknownColors,
+    exif_orientation,
+    heif_installed,
+    is_heif,
+    open_image,
+    to_rgb,
+)
 from paceline.data.index.table import Flag
 from paceline.numpy_types import UInt8s
 
@@ -88,6 +94,8 @@ def _refuse_unseen(encoded: EncodedBytes, flags: int, width: int, height: int) -
     if len(encoded) == 0:
         raise Undecodable("it is empty")
     if flags & Flag.UNREADABLE or width < 1 or height < 1:
+        if is_heif(bytes(encoded[:12])) and not heif_installed():
+            raise Undecodable("it is HEIC, which needs pillow-heif; write pip install pillow-heif")
         begun = bytes(encoded[:4]).startswith(_BEGINNINGS)
         raise Undecodable(
             f"its {'header is cut short or damaged' if begun else 'first bytes are not those of an image'}"
@@ -150,13 +158,13 @@ def _read_with_pillow(encoded: EncodedBytes, width: int, height: int, window: Wi
 
 def _opened(encoded: EncodedBytes) -> Image.Image:
     """The image with its header read by Pillow, whose warnings are for programmers."""
-    from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - most data sets never need it
+    from PIL import UnidentifiedImageError  # noqa: PLC0415 - most data sets never need it
 
     if warnings.filters[:1] != [_QUIET]:
         # Warnings are settings of the process; to set them back after each image would not be safe among threads.
         warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
-        return Image.open(io.BytesIO(encoded), formats=PILLOW_FORMATS)
+        return open_image(encoded)
     except UnidentifiedImageError:
         raise Undecodable("it is no image that Pillow knows, or its header is damaged") from None
     except Exception as fault:  # noqa: BLE001 - its many readers raise anything

@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.data.index.image_header import ORIENTATION, PILLOW_FORMATS, exif_orientation, to_rgb
+from paceline.data.index.image_header import ORIENTATION, exif_orientation, open_image, to_rgb
 from paceline.data.index.table import Flag
 from paceline.data.pack import tiles
 from paceline.errors import DataError
@@ -83,7 +83,7 @@ def _shrink(encoded: bytes, preset: LossyPreset) -> PackedImage | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(encoded), formats=PILLOW_FORMATS) as opened:
+            with open_image(encoded) as opened:
                 orientation = exif_orientation(opened)
                 image = opened.copy() if opened.mode in {"RGB", "L"} else to_rgb(opened)
     except Exception:  # noqa: BLE001 - a damaged file makes Pillow's many readers raise anything

@@ -39,9 +39,11 @@ class ScanUnit:
     """Its path relative to the data folder, with '/'; '' is the data folder itself."""
     split: SplitName
     stamp: tuple[int, int]
-    """Size (0 for a folder) and modification time in nanoseconds."""
+    """Size (of a folder 0, or the time of the file that annotates it) and modification time in nanoseconds."""
     subfolders: tuple[str, ...] = ()
     """Names of the folders inside a folder, so that an unchanged one need not be listed again."""
+    depth: int = 0
+    """How many folders of its path lie above those of the classes."""
 
 
 @dataclass(frozen=True)
@@ -109,14 +111,15 @@ def split_of(path: str) -> SplitName:
     return "all"
 
 
+_NOT_DATA = ("lost+found", "__MACOSX")
 _SHARD = re.compile(r"\.tfrecords?$|-\d{5}-of-\d{5}$|\.tar$", re.IGNORECASE)
 _COMPRESSED = re.compile(r"\.t?gz$|\.tar\.\w+$", re.IGNORECASE)
 
 
 def visible_entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """What is in a folder, in no order, without hidden files and what a disk keeps at its root."""
+    """What is in a folder, in no order, without hidden files and what disks and archives keep for themselves."""
     with disk_faults(DataError, folder, "cannot be read"), os.scandir(folder) as entries:
-        yield from (entry for entry in entries if not entry.name.startswith(".") and entry.name != "lost+found")
+        yield from (entry for entry in entries if not entry.name.startswith(".") and entry.name not in _NOT_DATA)
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
@@ -191,6 +194,11 @@ def valid_objects(boxes: NDArray[np.float64]) -> Objects:
 def first_few(names: Sequence[str]) -> str:
     """Join names for a message, and only the first of many."""
     return ", ".join([*names[:8], *(["..."] if len(names) > 8 else [])])
+
+
+def counted(count: int, one: str, several: str) -> str:
+    """A count and the words that go with it: '1 file was', '1,024 files were'."""
+    return f"{count:,} {one if count == 1 else several}"
 
 
 def as_label(value: int) -> int:

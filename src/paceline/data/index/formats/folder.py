@@ -4,37 +4,38 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from paceline.data.index.formats import (
-    IMAGE_ENDINGS,
-    SPLIT_WORDS,
     UNLABELED,
     ScanUnit,
     SplitName,
     UnitImages,
+    counted,
     first_few,
     holds_shards,
     is_file,
     is_folder,
     visible_entries,
 )
-from paceline.data.index.image_header import read_header
+from paceline.data.index.formats.layout import find_splits, folders_in, hold_the_same, is_image, split_named
+from paceline.data.index.image_header import HEIF_ENDINGS, heif_installed, read_header
 from paceline.data.index.table import ROW, Flag
 from paceline.errors import DataError
-from paceline.files import disk_faults
+from paceline.files import disk_faults, read_whole
 
 KIND = "folder"
 FIRST_LABEL = 0
 
-_TRAINING, _VALIDATION = SPLIT_WORDS["training"], SPLIT_WORDS["validation"]
-
 _TEXTS = ("", ".csv", ".json", ".txt", ".md", ".yaml", ".html", ".xml")
 """Files that may describe the images; beside class folders nobody misses them."""
+_BROKEN = "broken link"
+"""Stands for an ending where skipped files are counted."""
 _DEEPEST = 16
 _CHUNK = 4096
 _THREADS = 8
@@ -42,7 +43,7 @@ _THREADS = 8
 
 def recognize(folder: Path) -> bool:
     """Whether there are images in a training folder, in class folders, or right here."""
-    training = _training_folder(folder, _folders(folder))
+    training = find_splits(folder, folders_in(folder)).training
     if training is not None:
         return _has_images(folder / training, 3)
     return not holds_shards(folder) and _has_images(folder, 3)
@@ -52,29 +53,21 @@ def units(folder: Path, before: Mapping[str, ScanUnit]) -> list[ScanUnit]:
     """Every folder at any depth, of the training and validation folders or of the whole."""
     root = before.get("")
     unchanged = root is not None and root.stamp == _stamp(folder)
-    subfolders = root.subfolders if root is not None and unchanged else _folders(folder)
-    training = _training_folder(folder, subfolders)
-    by_name = {name.lower(): name for name in subfolders}
-    validation = next((by_name[name] for name in _VALIDATION if name in by_name), None)
-    if training is None and validation is not None and by_name.keys() <= set(_VALIDATION):
-        return list(_walk(folder, validation, "validation", before, 0))
-    if training is None:
-        everything = list(_walk(folder, "", "all", before, 0))
-        _refuse_several(folder, everything)
-        return everything
-    trained = list(_walk(folder, training, "training", before, 0))
-    return trained if validation is None else trained + list(_walk(folder, validation, "validation", before, 0))
+    subfolders = root.subfolders if root is not None and unchanged else folders_in(folder)
+    splits = find_splits(folder, subfolders).by_split()
+    if splits:
+        return [unit for split, name in splits for unit in _walk(folder, name, split, before, name.count("/") + 1)]
+    everything = list(_walk(folder, "", "all", before, 0))
+    _refuse_several(folder, everything)
+    return everything
 
 
 def _refuse_several(folder: Path, units: Sequence[ScanUnit]) -> None:
     """Refuse "class folders" that have splits of their own: each of them is a data set, not a class."""
-    splits = (set(_TRAINING), set(_VALIDATION))
     sets = [
         unit.name
         for unit in units
-        if unit.name
-        and "/" not in unit.name
-        and all(words & {name.lower() for name in unit.subfolders} for words in splits)
+        if unit.name and "/" not in unit.name and {"training", "validation"} <= set(map(split_named, unit.subfolders))
     ]
     if sets:
         raise DataError(
@@ -83,18 +76,27 @@ def _refuse_several(folder: Path, units: Sequence[ScanUnit]) -> None:
         )
 
 
-def _training_folder(folder: Path, subfolders: Sequence[str]) -> str | None:
-    """The folder of training images; a 'train' among other classes, without folders in it, is a class of trains."""
-    train = next((name for name in subfolders if name.lower() in _TRAINING), None)
-    if train is None or len(subfolders) == 1 or any(name.lower() in _VALIDATION for name in subfolders):
-        return train
-    return train if _folders(folder / train) else None
+def refuse_unknown_splits(folder: Path, units: Sequence[ScanUnit], images: Sequence[UnitImages]) -> None:
+    """Refuse two or three folders that hold nothing but folders of the same names: these are splits, not classes."""
+    top = [
+        (unit, len(one.rows))
+        for unit, one in zip(units, images, strict=True)
+        if unit.split == "all" and unit.name and "/" not in unit.name
+    ]
+    names = [unit.name for unit, _ in top]
+    if len(top) > 3 or any(rows for _, rows in top) or not hold_the_same([unit.subfolders for unit, _ in top]):
+        return
+    raise DataError(
+        f"{folder}: {' and '.join(names)} hold folders of the same names, {first_few(top[0][0].subfolders)}: splits, "
+        f"not classes; rename them train and val, or, if they are the classes, write "
+        f"data.class_names=[{', '.join(names)}]"
+    )
 
 
 def scan(folder: Path, unit: ScanUnit) -> UnitImages:
     """Find the images of one folder, not of those below it."""
-    label_names = _class_of(unit)
     names, others = _files(folder / unit.name)
+    label_names, labels = _labels_of(folder, unit, names)
     skipped = others if label_names else Counter({end: others[end] for end in others if end not in _TEXTS})
     chunks = [names[start : start + _CHUNK] for start in range(0, len(names), _CHUNK)]
     rows = np.zeros(len(names), ROW)
@@ -107,7 +109,7 @@ def scan(folder: Path, unit: ScanUnit) -> UnitImages:
     if names:
         rows["length"], rows["width"], rows["height"], rows["flags"] = np.array(columns, np.uint32).T
     rows["shard"] = np.arange(len(names))
-    rows["label"] = 0 if label_names else UNLABELED
+    rows["label"] = labels
     start = f"{unit.name}/" if unit.name else ""
     keys = [name.rpartition(".")[0] for name in names]
     return UnitImages(rows, [start + name for name in names], keys, names=label_names, skipped=skipped)
@@ -124,25 +126,54 @@ def notes(units: Sequence[ScanUnit], images: Sequence[UnitImages]) -> tuple[str,
     for unit, unit_images in zip(units, images, strict=True):
         endings.update(unit_images.skipped)
         if _class_of(unit):
-            class_sizes["/".join(unit.name.split("/")[: 1 if unit.split == "all" else 2])] += len(unit_images.rows)
+            class_sizes["/".join(unit.name.split("/")[: unit.depth + 1])] += len(unit_images.rows)
     ranked = sorted(endings.items(), key=lambda item: (-item[1], item[0]))
-    by_ending = [f"{count:,} {ending or 'without ending'}" for ending, count in ranked]
+    by_ending = [
+        counted(count, _BROKEN, f"{_BROKEN}s") if ending == _BROKEN else f"{count:,} {ending or 'without ending'}"
+        for ending, count in ranked
+    ]
+    heif = "; write pip install pillow-heif to read .heic" if any(end in endings for end in HEIF_ENDINGS) else ""
     empty = [name for name, count in class_sizes.items() if not count]
     total = endings.total()
     return (
-        *([f"{total:,} {'file was' if total == 1 else 'files were'} skipped: {first_few(by_ending)}"] if total else []),
-        *(
-            [f"{len(empty):,} {'folder has' if len(empty) == 1 else 'folders have'} no images: {first_few(empty)}"]
-            if empty
-            else []
-        ),
+        *([f"{counted(total, 'file was', 'files were')} skipped: {first_few(by_ending)}{heif}"] if total else []),
+        *([f"{counted(len(empty), 'folder has', 'folders have')} no images: {first_few(empty)}"] if empty else []),
     )
 
 
 def _class_of(unit: ScanUnit) -> tuple[str, ...]:
     """The first folder inside the split is the class, however deep the image lies; images outside one have none."""
     folders = unit.name.split("/") if unit.name else []
-    return tuple(folders[:1] if unit.split == "all" else folders[1:2])
+    return tuple(folders[unit.depth : unit.depth + 1])
+
+
+def _labels_of(folder: Path, unit: ScanUnit, names: list[str]) -> tuple[tuple[str, ...], list[int]]:
+    """The classes of one folder's images, and for each image which of them it has."""
+    if (annotations := _annotations(folder, unit)) is None:
+        classes = _class_of(unit)
+        return classes, [0 if classes else UNLABELED] * len(names)
+    class_of = _read_annotations(annotations)
+    classes = tuple(sorted({class_of[name] for name in names if name in class_of}))
+    numbers = {name: number for number, name in enumerate(classes)}
+    return classes, [numbers[class_of[name]] if name in class_of else UNLABELED for name in names]
+
+
+def _annotations(folder: Path, unit: ScanUnit) -> Path | None:
+    """The file that gives the classes of a validation split, as Tiny-ImageNet has it: val/val_annotations.txt."""
+    split = folder.joinpath(*unit.name.split("/")[: unit.depth])
+    path = split / f"{split.name}_annotations.txt"
+    return path if unit.split == "validation" and os.path.isfile(path) else None  # noqa: PTH113
+
+
+def _read_annotations(path: Path) -> dict[str, str]:
+    """The class of each file, from lines that begin with the two and tabs after them."""
+    with disk_faults(DataError, path, "cannot be read"):
+        text = read_whole(path).decode("utf-8", "replace")
+    rows = [line.split("\t") for line in text.splitlines() if line.strip()]
+    for number, cells in enumerate(rows, start=1):
+        if len(cells) < 2:
+            raise DataError(f"{path}:{number}: expected a file, a tab and its class, found '{cells[0][:80]}'")
+    return {cells[0].strip(): cells[1].strip() for cells in rows}
 
 
 def _stamp(folder: Path) -> tuple[int, int]:
@@ -150,39 +181,33 @@ def _stamp(folder: Path) -> tuple[int, int]:
         return 0, folder.stat().st_mtime_ns
 
 
-def _folders(folder: Path) -> tuple[str, ...]:
-    # A name that ends like an image is not asked whether it is a folder: there may be a million of them.
-    return tuple(
-        sorted(entry.name for entry in visible_entries(folder) if not _is_image(entry.name) and is_folder(entry))
-    )
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(IMAGE_ENDINGS)
-
-
 def _files(folder: Path) -> tuple[list[str], Counter[str]]:
     """The names of images, and how many other files there are of each ending."""
     images, others = [], Counter[str]()
     for entry in visible_entries(folder):
         if not is_file(entry):
-            continue
-        if _is_image(entry.name):
+            others[_BROKEN] += int(not entry.is_dir() and entry.is_symlink())
+        elif is_image(entry.name):
             images.append(entry.name)
         else:
             others[Path(entry.name).suffix.lower()] += 1
-    return sorted(images), others
+    return sorted(images), +others
 
 
-def _has_images(folder: Path, levels: int) -> bool:
+def _has_images(folder: Path, levels: int, wanted: Callable[[str], bool] = is_image) -> bool:
     """Whether there is an image here, or in one of the first few folders below."""
     subfolders = []
     for entry in visible_entries(folder):
-        if _is_image(entry.name):
+        if wanted(entry.name):
             return True
         if is_folder(entry):
             subfolders.append(entry.name)
-    return levels > 1 and any(_has_images(folder / name, levels - 1) for name in sorted(subfolders)[:32])
+    return levels > 1 and any(_has_images(folder / name, levels - 1, wanted) for name in sorted(subfolders)[:32])
+
+
+def holds_unread_heif(folder: Path) -> bool:
+    """Whether there are HEIC images here that cannot be read."""
+    return not heif_installed() and _has_images(folder, 3, lambda name: name.lower().endswith(HEIF_ENDINGS))
 
 
 def _walk(folder: Path, name: str, split: SplitName, before: Mapping[str, ScanUnit], depth: int) -> Iterator[ScanUnit]:
@@ -190,12 +215,14 @@ def _walk(folder: Path, name: str, split: SplitName, before: Mapping[str, ScanUn
     # The time is taken before the folder is listed: a change in between is then seen the next time.
     stamp = _stamp(folder / name)
     last = before.get(name)
-    subfolders = last.subfolders if last is not None and last.stamp == stamp else _folders(folder / name)
-    yield ScanUnit(name, split, stamp, subfolders)
-    if depth == _DEEPEST and subfolders:
+    subfolders = last.subfolders if last is not None and last.stamp[1] == stamp[1] else folders_in(folder / name)
+    unit = ScanUnit(name, split, stamp, subfolders, depth)
+    annotations = _annotations(folder, unit)
+    yield unit if annotations is None else replace(unit, stamp=(annotations.stat().st_mtime_ns, stamp[1]))
+    if len(Path(name).parts) - depth == _DEEPEST and subfolders:
         raise DataError(f"{folder / name}: folders lie more than {_DEEPEST} deep here; does a link lead back up?")
     for child in subfolders:
-        yield from _walk(folder, f"{name}/{child}" if name else child, split, before, depth + 1)
+        yield from _walk(folder, f"{name}/{child}" if name else child, split, before, depth)
 
 
 def _read_headers(folder: Path, names: list[str]) -> list[tuple[int, int, int, int]]:

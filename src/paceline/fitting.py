@@ -1,0 +1,170 @@
+"""Chooses a recipe for a folder of images and fits it to them, each choice with its reason; without torch."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.data.index.formats import visible_entries
+from paceline.data.index.locate import recognize
+from paceline.data.index.scan import open_index
+from paceline.data.index.table import Flag, Index
+from paceline.errors import DataError
+from paceline.progress import Progress, silent
+from paceline.settings.data import Files
+
+FOR_IMAGENET = "timm/resnet50-a3"
+SCRATCH = "images/resnet18"
+FINETUNE = "images/resnet50-finetune"
+CIFAR = {"cifar10": "cifar10/resnet20", "cifar100": "cifar10/resnet18"}
+
+_SIDE = 224
+_BATCH, _NORM_BATCH, _SMALLEST_BATCH = 64, 32, 8
+_STEPS_IN_EPOCH = 8
+"""So many steps an epoch should have, at least: with fewer, running statistics and the schedule are coarse."""
+
+
+_TABLES = (".csv", ".tsv", ".json", ".jsonl")
+
+
+class Choice(NamedTuple):
+    """One thing that was chosen for the images: a word as it would be typed, and why."""
+
+    key: str
+    value: str
+    reason: str
+
+    @property
+    def word(self) -> str:
+        """As it would be typed."""
+        return self.value if self.key == "recipe" else f"{self.key}={self.value}"
+
+
+@dataclass(frozen=True)
+class _Length:
+    """How long a recipe trains: so many epochs, but at least so many steps, and no more images than these."""
+
+    epochs: int
+    most_epochs: int
+    steps: int
+    images: int
+
+
+_LENGTHS = {
+    SCRATCH: _Length(epochs=90, most_epochs=300, steps=3_000, images=10_000_000),
+    FINETUNE: _Length(epochs=20, most_epochs=100, steps=500, images=3_000_000),
+}
+
+
+def choose(folder: Path, words: Sequence[str], data: Files, progress: Progress = silent) -> list[Choice]:
+    """The recipe for what is in a folder and the settings that fit it, leaving alone what the words say.
+
+    `data` are the settings of images in files with those words in place of its own.
+    """
+    name = recognize(folder)
+    if name != "images":
+        choices = [Choice("recipe", CIFAR[name], f"the files are those of {name}")]
+        return choices if name == "cifar10" else [*choices, Choice("data", name, "the recipe is made for CIFAR-10")]
+    given = {word.partition("=")[0]: word.partition("=")[2] for word in words}
+    data, index = _open(data, folder, progress)
+    if len(index.classes) == 1000 and len(index.training) > 1_200_000:
+        return [Choice("recipe", FOR_IMAGENET, f"{len(index.training):,} images of 1,000 classes are ImageNet")]
+    choices = [_recipe(index, given)]
+    if data.labels is not None:
+        choices.append(Choice("data.labels", data.labels, "the folders are no classes, and this file lists the images"))
+    if not len(index.validation):
+        share = 20 if len(index.training) < 10_000 else 10 if len(index.training) < 100_000 else 5
+        choices.append(Choice("data.validation", f"{share}%", "there is no validation split"))
+        index = open_index(data.model_copy(update={"validation": share / 100}), folder, progress)
+    recipe = choices[0].value
+    choices += [*_fit_side(index, given, recipe), *_fit_length(len(index.training), given, _LENGTHS[recipe])]
+    return [choice for choice in choices if choice.key not in given]
+
+
+def weights_at_hand() -> str | None:
+    """Pretrained weights that need no download, as init.from names them."""
+    home = os.environ.get("TORCH_HOME") or os.path.join(  # noqa: PTH118
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "torch"  # noqa: PTH111
+    )  # fmt: skip
+    cached = find_spec("torchvision") is not None and any(Path(home, "hub", "checkpoints").glob("resnet50-*.pth"))
+    return "torchvision:resnet50" if cached else None
+
+
+def _open(data: Files, folder: Path, progress: Progress) -> tuple[Files, Index]:
+    """The index of a folder; where folders give no classes, with the file beside them that labels most images."""
+    try:
+        index = open_index(data, folder, progress, whole=True)
+        fault = None
+    except DataError as error:
+        index, fault = None, error
+    if data.labels is None and (index is None or len(index.classes) == 1):
+        labeled = []
+        for name in _tables_in(folder):
+            with suppress(DataError):
+                listing = data.model_copy(update={"labels": name})
+                labeled.append((listing, open_index(listing, folder, progress, whole=True)))
+        if labeled:
+            return max(labeled, key=lambda pair: len(pair[1].training) + len(pair[1].validation))
+    if index is None:
+        assert fault is not None
+        raise fault
+    return data, index
+
+
+def _tables_in(folder: Path) -> list[str]:
+    """Files that may hold labels, the likely ones first."""
+    names = [entry.name for entry in visible_entries(folder) if entry.name.lower().endswith(_TABLES)]
+    likely = ("label", "train")
+    return sorted(names, key=lambda name: (not any(word in name.lower() for word in likely), name))[:4]
+
+
+def _recipe(index: Index, given: dict[str, str]) -> Choice:
+    weights = given.get("init.from") or weights_at_hand()
+    why = f"{weights} are weights to begin with" if weights else "no pretrained weights are at hand (init.from)"
+    reason = f"{len(index.training):,} images of {len(index.classes):,} classes, and {why}"
+    return Choice("recipe", SCRATCH if weights is None else FINETUNE, reason)
+
+
+def _fit_side(index: Index, given: dict[str, str], recipe: str) -> Iterator[Choice]:
+    shorter = shorter_edge(index)
+    side = max(32, min(_SIDE, round(shorter / 32) * 32)) if shorter else _SIDE
+    if side < _SIDE:
+        yield Choice("data.side", str(side), f"half of the images are not larger than {shorter:,} pixels")
+    stated = given.get("data.side", str(side))
+    small = stated.isdigit() and int(stated) <= 64 and "model" not in given
+    if recipe == SCRATCH and small:
+        yield Choice("model.stem", "3x3", f"the usual stem leaves little of {stated} pixels")
+
+
+def _fit_length(images: int, given: dict[str, str], length: _Length) -> Iterator[Choice]:
+    wanted = max(min(images, _SMALLEST_BATCH), images / _STEPS_IN_EPOCH)
+    batch = min(_BATCH, 1 << int(math.log2(max(1, wanted))))
+    if batch < _BATCH:
+        yield Choice("global_batch", str(batch), f"an epoch of {images:,} images then has {images / batch:.3g} steps")
+    stated = given.get("global_batch", str(batch))
+    batch = int(stated) if stated.isdigit() and int(stated) else batch
+    norm = next(size for size in range(min(_NORM_BATCH, batch), 0, -1) if batch % size == 0)
+    if norm != _NORM_BATCH:
+        yield Choice("norm_batch", str(norm), f"it divides a global batch of {batch:,}")
+    epochs = min(length.most_epochs, math.ceil(length.steps * batch / max(1, images)))
+    if epochs > length.epochs:
+        steps = epochs * images // batch
+        yield Choice("epochs", str(epochs), f"few images need more epochs: these are {steps:,} steps")
+    elif length.epochs * images > length.images:
+        fewer = max(10, round(length.images / images))
+        yield Choice("epochs", str(fewer), f"{images:,} images are many, so that fewer epochs do")
+
+
+def shorter_edge(index: Index) -> int:
+    """The median of the shorter edges of the images that can be read, 0 where none can."""
+    rows = np.concatenate([index.training.rows, index.validation.rows])
+    rows = rows[(rows["flags"] & Flag.UNREADABLE) == 0]
+    return int(np.median(np.minimum(rows["width"], rows["height"]))) if len(rows) else 0
