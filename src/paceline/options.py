@@ -53,6 +53,32 @@ Device = Annotated[
     str | None, typer.Option("--device", metavar="KIND", help="Short for on.device=KIND: cpu, cuda or mps.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option("--checkpoint", metavar="STEP|best", help="The run's checkpoint; the best that is kept if left out."),
+]
+GivenWords = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="IMAGES... [on.KEY=VALUE]...",
+        help="Files, folders, patterns, a CSV file of paths, or - for paths on standard input.",
+    ),
+]
+Top = Annotated[int, typer.Option("--top", metavar="K", min=1, help="How many classes to give of each image.")]
+Threshold = Annotated[
+    float | None,
+    typer.Option("--threshold", metavar="P", help="Answer 'none' where the best class is less probable than this."),
+]
+HeatmapFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--heatmap", metavar="FOLDER", parser=path_of, help="Write pictures of what speaks for the answer (Grad-CAM)."
+    ),
+]
+CsvFile = Annotated[
+    Path | None,
+    typer.Option("--csv", metavar="FILE", parser=path_of, help="Write a table of all in place of printing one."),
+]
 SourceFolder = Annotated[
     Path, typer.Argument(metavar="SOURCE", parser=path_of, help="The folder of a data set, in any format.")
 ]

@@ -24,7 +24,7 @@ Class = str | int
 
 IMAGENET_CLASSES = 1000
 
-_HEADINGS = {
+HEADINGS = {
     "file", "filename", "filenames", "file_name", "filepath", "file_path", "folder", "id", "image", "images",
     "image_id", "image_name", "image_path", "img", "img_path", "key", "name", "path",
 }  # fmt: skip
@@ -107,7 +107,7 @@ def _has_header(lines: list[_Line]) -> bool:
     if not lines:
         return False
     (_, first, label), *others = lines
-    if first.lower() in _HEADINGS:
+    if first.lower() in HEADINGS:
         return True
     return bool(others) and not _NUMBER.fullmatch(str(label)) and all(_NUMBER.fullmatch(str(row[2])) for row in others)
 
