@@ -15,33 +15,15 @@ from typer.core import TyperGroup
 
 from paceline import __version__
 from paceline.errors import SpecError, UserError
-from paceline.options import (
-    Against,
-    BenchData,
-    Checkpoint,
-    CsvFile,
-    DataFolder,
-    DataWords,
-    Device,
-    GivenWords,
-    HeatmapFolder,
-    Json,
-    On,
-    OnWords,
-    Out,
-    Profile,
-    RecipeWord,
-    Replicas,
-    ResultFile,
-    RunFolder,
-    Seconds,
-    SettingWords,
-    SourceFolder,
-    Threshold,
-    Top,
-    path_of,
-)  # fmt: skip
 from paceline.visible import visible_output
+
+# isort: off
+from paceline.options import (
+    Against, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords, Device,
+    ExportFolder, ExportTo, GivenWords, Half, HeatmapFolder, Json, On, OnWords, Out, Profile, RecipeWord, Replicas,
+    ResultFile, RunFolder, Seconds, SettingWords, SourceFolder, Threshold, Top, path_of,
+)  # fmt: skip
+# isort: on
 
 
 class Target(StrEnum):
@@ -177,6 +159,17 @@ def predict(
     from paceline.command import predict as verb
 
     raise typer.Exit(verb.run(run, images, checkpoint, top, threshold, heatmap, csv, device, json))
+
+
+@app.command(epilog="Example: paceline export runs/mine --to onnx")
+def export(
+    run: RunFolder, to: ExportTo, out: ExportFolder = None, checkpoint: Checkpoint = None, half: Half = False,
+    images: CompareOn = None, data: DataFolder = None, allow_difference: AllowDifference = False, json: Json = False,
+) -> None:  # fmt: skip
+    """Write a run's network as a file for other programs, and compare it."""
+    from paceline.command import export as verb
+
+    raise typer.Exit(verb.run(run, to, out, checkpoint, half, images or [], data, allow_difference, json))
 
 
 @app.command(epilog="Example: paceline average runs/mine --last 5")

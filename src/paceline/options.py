@@ -79,6 +79,26 @@ CsvFile = Annotated[
     Path | None,
     typer.Option("--csv", metavar="FILE", parser=path_of, help="Write a table of all in place of printing one."),
 ]
+ExportTo = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="KIND",
+        help="onnx, pt2 (torch.export), safetensors, or torchvision (its names of the tensors).",
+    ),
+]
+ExportFolder = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FOLDER", parser=path_of, help="Where to write; RUN/exported/KIND if left out."),
+]
+Half = Annotated[bool, typer.Option("--half", help="Write weights, and compute, in float16.")]
+CompareOn = Annotated[
+    list[str] | None,
+    typer.Option("--images", metavar="IMAGES", help="Compare on these images; on validation images if left out."),
+]
+AllowDifference = Annotated[
+    bool, typer.Option("--allow-difference", help="Export even if fewer than 99% of the answers are equal.")
+]
 SourceFolder = Annotated[
     Path, typer.Argument(metavar="SOURCE", parser=path_of, help="The folder of a data set, in any format.")
 ]

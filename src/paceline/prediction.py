@@ -85,14 +85,14 @@ def predict_images(
 
 
 def given_batches(
-    opened: OpenedRun, images: Table, skipped: dict[str, str]
+    opened: OpenedRun, images: Table, skipped: dict[str, str], folder: Path = Path()
 ) -> Iterator[tuple[MicroBatch, Int64s, Int64s]]:
     """Batches as a validation has them, the places in each that hold an image which could be decoded, and the indices
-    of those images."""
+    of those images; their paths are relative to `folder`."""
     plan, bad = opened.plan, Skipped()
     assert plan.facts.validation_images == len(images), "the run was opened for another number of images"
     kind = NvjpegLoader if plan.placement.decoder == "gpu" else FileLoader
-    loader = kind(plan, partial(_splits, images), 0, opened.world.device, bad)
+    loader = kind(plan, partial(_splits, images, folder), 0, opened.world.device, bad)
     first = 0
     try:
         with closing(loader.validation()) as batches:
@@ -108,10 +108,10 @@ def given_batches(
         skipped.update(bad.reasons)
 
 
-def _splits(images: Table) -> tuple[ImageFiles, ImageFiles]:
+def _splits(images: Table, folder: Path) -> tuple[ImageFiles, ImageFiles]:
     """No training images, and the given ones where a loader expects those for validation."""
     none = Table(images.rows[:0], Strings.of(()), Strings.of(()), images.objects)
-    return ImageFiles(none, Path(), "training"), ImageFiles(images, Path(), "given")
+    return ImageFiles(none, folder, "training"), ImageFiles(images, folder, "given")
 
 
 def _draw(opened: OpenedRun, images: Tensor, classes: Tensor, offsets: Int64s, files: list[Path]) -> None:
