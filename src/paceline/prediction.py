@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import os
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -10,12 +12,15 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from PIL import Image
-from torch import Tensor
+from PIL import Image, ImageOps
+from torch import Tensor, nn
 
+from paceline.data.index.image_header import to_rgb
 from paceline.data.index.table import Strings, Table
 from paceline.data.load.batches import MicroBatch
+from paceline.data.load.decode import Undecodable
 from paceline.data.load.files import FileLoader
 from paceline.data.load.files_nvjpeg import NvjpegLoader
 from paceline.data.load.image_files import ImageFiles
@@ -27,6 +32,9 @@ from paceline.numpy_types import Int64s
 from paceline.progress import Progress, silent
 from paceline.training.opened import OpenedRun
 from paceline.training.session import torch_settings
+
+ImageLike = str | os.PathLike[str] | Image.Image | NDArray[np.uint8] | Tensor
+"""A path, a Pillow image, or 8-bit pixels [rows, columns, 3]."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,65 @@ class Prediction:
     def answer(self, threshold: float | None = None) -> str | None:
         """The best class; None if it is less probable than the threshold."""
         return None if threshold is not None and self.probabilities[0] < threshold else self.classes[0]
+
+
+class TrainedNetwork(nn.Module):
+    """A trained network as a module: 8-bit images [images, side, side, 3] in, class scores [images, classes] out."""
+
+    def __init__(self, opened: OpenedRun) -> None:
+        super().__init__()
+        self.classes = opened.classes
+        """The names of the classes, in the order of the scores."""
+        self.side = opened.side
+        """Height and width of the images that it takes, in pixels."""
+        self.step = opened.step
+        """The step of its checkpoint."""
+        self._opened = opened
+        self.classifier = opened.classifier()
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """A row of class scores for each image."""
+        scores: Tensor = self.classifier(images)
+        return scores
+
+    def preprocess(self, image: ImageLike) -> NDArray[np.uint8]:
+        """The pixels [side, side, 3] of an image, cropped and resized as validation images are."""
+        if isinstance(image, str | os.PathLike):
+            return self._preprocess(Path(image).read_bytes(), str(image))
+        return self._preprocess(_encoded(image, self._opened.files.turns), "image")
+
+    def predict(self, image: ImageLike, top: int = 5) -> Prediction:
+        """The most probable classes of an image: a path, a Pillow image, or 8-bit pixels [rows, columns, 3]."""
+        device = next(self.parameters()).device
+        with torch.inference_mode():
+            scores = self(torch.from_numpy(self.preprocess(image))[None].to(device))
+            best = self._opened.probabilities(scores)[0].topk(min(top, len(self.classes)))
+        name = str(image) if isinstance(image, str | os.PathLike) else type(image).__name__
+        classes = tuple(self.classes[number] for number in best.indices.tolist())
+        return Prediction(name, classes, tuple(best.values.tolist()))
+
+    def _preprocess(self, encoded: bytes, name: str) -> NDArray[np.uint8]:
+        try:
+            return self._opened.preprocess(encoded)
+        except Undecodable as fault:
+            raise DataError(f"{name}: {fault}") from None
+
+
+def _encoded(image: Image.Image | NDArray[np.uint8] | Tensor, turn: bool) -> bytes:
+    """An image in memory as a file without loss, which is then prepared like any other."""
+    if isinstance(image, Tensor):
+        image = image.cpu().numpy()
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise DataError(
+                f"pixels of {image.dtype} {tuple(image.shape)}: expected uint8 [rows, columns, 3] from 0 to 255"
+            )
+        image = Image.fromarray(image)
+    upright = ImageOps.exif_transpose(image) if turn else image
+    file = io.BytesIO()
+    to_rgb(upright).save(file, "PNG", compress_level=0)
+    return file.getvalue()
 
 
 class Skipped(Quarantine):

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from paceline.errors import RunError
-from paceline.job import check_apart, make_job, prepare_folder, read_words
+from paceline.job import Job, check_apart, make_job, prepare_folder, read_words
 from paceline.model.packages import check_packages
 from paceline.record import Run
 from paceline.user_code import load_user_code
@@ -24,6 +24,20 @@ def run(
     device: str | None,
 ) -> int:
     """Train; a folder that holds the same recipe is continued."""
+    job, folder = begin(recipe, words, data, out, page, replicas, device)
+    return int(run_verb("train", job, folder, command=sys.argv[1:]))
+
+
+def begin(
+    recipe: str | None,
+    words: list[str],
+    data: Path | None,
+    out: Path | None,
+    page: str | None,
+    replicas: int | None,
+    device: str | None,
+) -> tuple[Job, Path]:
+    """The job of a training and its run folder, ready to train."""
     check_apart(out, data)
     name, words = read_words(recipe, words)
     job = make_job(name, words, data, page, replicas, device)
@@ -37,7 +51,7 @@ def run(
     if job.launch is None or job.launch.rank == 0:
         prepare_folder(job, folder)
     refuse_folder_in_use(folder, job.launch is None)
-    return int(run_verb("train", job, folder, command=sys.argv[1:]))
+    return job, folder
 
 
 def refuse_folder_in_use(folder: Path, alone: bool) -> None:
