@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from PIL import Image
 
 import paceline
 from conftest import SMALL, environment
+from paceline.api import TrainedRun
 from paceline.prediction import Prediction, TrainedNetwork
 from paceline.record import rows_of
 from trained_run import CLASSES, train_on_images
@@ -117,6 +120,29 @@ def test_predictions_of_validation_images_agree_with_validate(trained: tuple[Pat
     assert len(found) == 15
     right = sum(each.answer() == Path(each.image).parent.name for each in found)
     assert right / 15 == pytest.approx(paceline.validate(run)["top1"])
+
+
+def test_the_page_on_python_runs_as_it_is_printed(
+    trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*words: str, out: str, **settings: object) -> TrainedRun:
+        paceline.plan(*words, **settings)  # the page's own settings are good, and too slow for a test
+        return TrainedRun(trained[0])
+
+    shutil.copytree(trained[1], tmp_path / "photos")
+    (tmp_path / "photos/val/cat").mkdir()
+    shutil.copy(tmp_path / "photos/val/pear/pear0.jpg", tmp_path / "photos/val/cat/1.jpg")
+    (tmp_path / "photos/train/cat").mkdir()
+    shutil.copy(tmp_path / "photos/val/pear/pear1.jpg", tmp_path / "photos/train/cat/10.jpg")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(paceline, "train", train, raising=False)
+    page = (Path(__file__).parents[2] / "docs/python.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) >= 5
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block, names)
+    assert (tmp_path / "shared/model.safetensors").is_file()
 
 
 @pytest.fixture(scope="module")
