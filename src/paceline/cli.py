@@ -166,7 +166,7 @@ def export(
     run: RunFolder, to: ExportTo, out: ExportFolder = None, checkpoint: Checkpoint = None, half: Half = False,
     images: CompareOn = None, data: DataFolder = None, allow_difference: AllowDifference = False, json: Json = False,
 ) -> None:  # fmt: skip
-    """Write a run's network as a file for other programs, and compare it."""
+    """Write a run's network as a file for other programs."""
     from paceline.command import export as verb
 
     raise typer.Exit(verb.run(run, to, out, checkpoint, half, images or [], data, allow_difference, json))

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,7 +126,7 @@ def test_predictions_of_validation_images_agree_with_validate(trained: tuple[Pat
 def test_the_page_on_python_runs_as_it_is_printed(
     trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def train(*words: str, out: str, **settings: object) -> TrainedRun:
+    def train(*words: str, out: str, **settings: Any) -> TrainedRun:
         paceline.plan(*words, **settings)  # the page's own settings are good, and too slow for a test
         return TrainedRun(trained[0])
 

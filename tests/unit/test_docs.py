@@ -40,7 +40,7 @@ WRITTEN = {
     "recipe.mix", "machine.cores", "machine.memory", "machine.host", "machine.system", "machine.processor",
     "machine.accelerator", "machine.accelerators", "machine.accelerator_memory",
 }  # fmt: skip
-"""Dotted words that are no settings: files that Paceline writes, its functions, attributes, and fields of the record."""
+"""Dotted words that are no settings: files that Paceline writes, its functions, attributes and fields of the record."""
 ELSEWHERE = {
     "averaged/", "test/quarantine.jsonl", "train/", "val/", "stage1/unit1.conv1.weight",
     "stage1/unit1.conv1.weight.momentum",
