@@ -187,3 +187,16 @@ def test_weights_with_names_of_torchvision_come_back_by_init_from(tmp_path: Path
     renamed = {names[name]: torch.randn(tensor.shape) for name, tensor in network.state_dict().items()}
     load_weights(network, renamed, "model.pth")
     assert all(torch.equal(tensor, renamed[names[name]]) for name, tensor in network.state_dict().items())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("model", "side"), [("resnet50", 64), ("efficientnet-b0", 64), ("mobilenet-v3-large", 64), ("inception-v3", 96)]
+)
+def test_networks_of_every_family_answer_the_same_from_onnx(tmp_path: Path, model: str, side: int) -> None:
+    run, _ = train_on_images(
+        tmp_path, f"model={model}", f"data.side={side}", f"data.evaluation.short={side}", "epochs=2"
+    )
+    result = export(run, "onnx", tmp_path / "out").comparison
+    assert result.equal == result.images
+    assert result.difference <= 1e-4 * result.largest

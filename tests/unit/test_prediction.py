@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +10,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from paceline import checkpoint
 from paceline.data.index.given import read_given
-from paceline.data.index.scan import open_index
 from paceline.errors import RunError
-from paceline.job import stored_job
 from paceline.model.grad_cam import grad_cam
 from paceline.model.network import Network
-from paceline.prediction import given_batches, predict_images
-from paceline.settings.data import Files
-from paceline.training.opened import OpenedRun, open_run
-from paceline.training.restore import load_checkpoint
-from paceline.training.session import Session, open_session
-from trained_run import CLASSES, train_on_images
+from paceline.prediction import predict_images
+from paceline.training.opened import open_run
+from trained_run import CLASSES, predicted_scores, train_on_images, validation_paths, validation_scores
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -32,41 +24,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return train_on_images(tmp_path_factory.mktemp("photos"), "ema.decay=0.8", "evaluate.flip=true")
-
-
-@contextmanager
-def validating(run: Path, *words: str) -> Iterator[Session]:
-    """A session with the weights that a validation of the newest checkpoint evaluates."""
-    job = stored_job(run, ["on.replicas=auto", "on.micro_batch=auto", *words], None)
-    with open_session(job.plan, run, "read", data_folder=job.data_folder) as session:
-        step = checkpoint.saved_steps(run / "checkpoints")[-1]
-        load_checkpoint(session, step, checkpoint.read(run / "checkpoints" / checkpoint.name_of(step)))
-        assert session.state.ema is not None
-        with session.state.ema.swapped_in():
-            yield session
-
-
-def validation_scores(run: Path, *words: str) -> Tensor:
-    """The scores of all validation images, as a validation computes them."""
-    scores = []
-    with validating(run, *words) as session, closing(session.loader.validation()) as batches:
-        for batch in batches:
-            network = session.state.network
-            scores.append(network.scores(network.augment.normalize(batch.images))[: batch.count])
-    return torch.cat(scores)
-
-
-def validation_paths(run: Path, data: Path) -> list[str]:
-    """The paths of the validation images, in the order of the index."""
-    settings = stored_job(run, [], None).plan.data
-    assert isinstance(settings, Files)
-    table = open_index(settings, data).validation
-    return [str(data / table.name(index)) for index in range(len(table))]
-
-
-def predicted_scores(opened: OpenedRun, paths: list[str]) -> Tensor:
-    batches = given_batches(opened, read_given(paths).table, {})
-    return torch.cat([opened.scores(batch.images)[offsets] for batch, offsets, _ in batches])
 
 
 @pytest.mark.parametrize(
