@@ -15,31 +15,16 @@ from typer.core import TyperGroup
 
 from paceline import __version__
 from paceline.errors import SpecError, UserError
-from paceline.options import (
-    Against,
-    BenchData,
-    DataFolder,
-    DataWords,
-    Details,
-    Device,
-    Json,
-    On,
-    OnWords,
-    Out,
-    Profile,
-    RecipeOrFolder,
-    RecipeWord,
-    Replicas,
-    ResultFile,
-    RunFolder,
-    Seconds,
-    SettingWords,
-    SourceFolder,
-    TimeLimit,
-    path_of,
-    time_words,
-)  # fmt: skip
 from paceline.visible import visible_output
+
+# isort: off
+from paceline.options import (
+    Against, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords, Details, Device,
+    ExportFolder, ExportTo, GivenWords, Half, HeatmapFolder, Json, On, OnWords, Out, Profile, RecipeOrFolder,
+    RecipeWord, Replicas, ResultFile, RunFolder, Seconds, SettingWords, SourceFolder, Threshold, TimeLimit, Top,
+    path_of, time_words,
+)  # fmt: skip
+# isort: on
 
 
 class Target(StrEnum):
@@ -176,6 +161,28 @@ def validate(
     raise typer.Exit(verb.run(run, settings or [], Selection(checkpoint, every, test), data, json, details))
 
 
+@app.command(epilog="Example: paceline predict runs/mine photos/ --top 3")
+def predict(
+    run: RunFolder, images: GivenWords, checkpoint: Checkpoint = None, top: Top = 5, threshold: Threshold = None,
+    heatmap: HeatmapFolder = None, csv: CsvFile = None, device: Device = None, json: Json = False,
+) -> None:  # fmt: skip
+    """Say what is in images, by the network of a run."""
+    from paceline.command import predict as verb
+
+    raise typer.Exit(verb.run(run, images, checkpoint, top, threshold, heatmap, csv, device, json))
+
+
+@app.command(epilog="Example: paceline export runs/mine --to onnx")
+def export(
+    run: RunFolder, to: ExportTo, out: ExportFolder = None, checkpoint: Checkpoint = None, half: Half = False,
+    images: CompareOn = None, data: DataFolder = None, allow_difference: AllowDifference = False, json: Json = False,
+) -> None:  # fmt: skip
+    """Write a run's network as a file for other programs."""
+    from paceline.command import export as verb
+
+    raise typer.Exit(verb.run(run, to, out, checkpoint, half, images or [], data, allow_difference, json))
+
+
 @app.command(epilog="Example: paceline average runs/mine --last 5")
 def average(
     run: RunFolder, settings: OnWords = None,
@@ -216,16 +223,12 @@ def plan(
 
 @app.command(epilog="Example: paceline verify shapes/resnet8")
 def verify(
-    recipe: RecipeWord = None,
-    settings: SettingWords = None,
-    data: DataFolder = None,
+    recipe: RecipeWord = None, settings: SettingWords = None, data: DataFolder = None,
     steps: Annotated[int, typer.Option("--steps", min=2, help="Optimizer steps of each run.")] = 10,
     full: Annotated[bool, typer.Option("--full", help="Do not shrink a large recipe.")] = False,
-    whole_runs: Annotated[
-        bool, typer.Option("--whole-runs/--no-whole-runs", help="Show whole runs too, which have no limit.")
-    ] = True,
+    whole_runs: Annotated[bool, typer.Option("--whole-runs/--no-whole-runs", help="Show whole runs too, which have no limit.")] = True,
     json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Prove here that a recipe is the same run on every layout."""
     from paceline.command import verify as verb
 
@@ -234,12 +237,10 @@ def verify(
 
 @app.command(epilog="Example: paceline recipes cifar10/resnet20 > mine.yaml")
 def recipes(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Print this recipe's page, or list those of a system.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this recipe's page, or list those of a system.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="List the recipes that others published, too.")] = False,
     json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """List the recipes that come with Paceline, or print one."""
     from paceline.command import recipes as verb
 
@@ -248,20 +249,12 @@ def recipes(
 
 @app.command(epilog="Example: paceline models resnet50 --blocks")
 def models(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Print this network's settings and defaults.")
-    ] = None,
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as model.stem=3x3.")
-    ] = None,
-    blocks: Annotated[
-        bool, typer.Option("--blocks", help="Print its blocks: parameters, activation bytes, multiply-adds per image.")
-    ] = False,
-    side: Annotated[
-        int | None, typer.Option(metavar="PIXELS", help="Image side for --blocks.", min=1, max=65_535)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this network's settings and defaults.")] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as model.stem=3x3.")] = None,
+    blocks: Annotated[bool, typer.Option("--blocks", help="Print its blocks: parameters, activation bytes, multiply-adds per image.")] = False,
+    side: Annotated[int | None, typer.Option(metavar="PIXELS", help="Image side for --blocks.", min=1, max=65_535)] = None,
     json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """List the networks, or print one's settings, or its blocks."""
     from paceline.command import models as verb
 

@@ -24,7 +24,7 @@ from paceline.reconcile import make_plan
 from paceline.record import PLAN, RECORD, Run, Stored, recipe_changes, rows_of, store_plan, stored_plan, trained_step
 from paceline.settings import shipped
 from paceline.settings.build import build
-from paceline.settings.data import Data, Files, Made, Shapes
+from paceline.settings.data import Center, Data, Files, Made, Shapes
 from paceline.settings.placement import Placement
 from paceline.settings.read import Tree, cut, dump, override, parse
 from paceline.settings.recipe import Recipe
@@ -300,6 +300,41 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
     recipe = recipe.model_copy(update={"data": settings})
     placement = build(Placement, placed)
     return plan_job(str(folder), recipe, placement, place, Tree(), placed, tuple(words), test)
+
+
+def network_job(folder: Path, words: list[str], images: int | None = None) -> Job:
+    """The job of a run's trained network, without the run's data: on one replica, for so many images in files.
+
+    What decides the batch of a validation stays as it is, so that the same images give the same bits.
+    """
+    stored = stored_plan(folder)
+    placed = parse(dump(stored.placement), str(folder))
+    for word in ["on.replicas=1", "on.micro_batch=auto", "on.decoded_validation=false", *words]:
+        if not word.startswith("on."):
+            raise SpecError(
+                f"'{cut(word)}': a run keeps its recipe; only on.* words may change, such as on.precision=fp32"
+            )
+        override(placed, word.removeprefix("on."), Placement)
+    data = _as_files(folder, stored.recipe.data, images)
+    augment = stored.recipe.augment.model_copy(update={"pad": 0, "python": None})
+    recipe = stored.recipe.model_copy(update={"data": data, "augment": augment})
+    return plan_job(str(folder), recipe, build(Placement, placed), None, Tree(), placed, tuple(words))
+
+
+def _as_files(folder: Path, data: Data | None, images: int | None) -> Files:
+    """The settings by which images in files are evaluated as a run's validation images are."""
+    assert data is not None, "plan.yaml names the data that were found"
+    counts = {} if images is None else {"validation_images": images}
+    if isinstance(data, Files):
+        return data.model_copy(update=counts)
+    facts = data.facts
+    if facts.channels != 3:
+        raise RunError(f"{folder}: takes images of {facts.channels} channels, and those in files have 3")
+    return Files(
+        name="images", side=facts.side, evaluation=Center(name="center", short=facts.side), images=facts.images,
+        validation_images=images or facts.validation_images, classes=facts.classes, mean=data.mean, std=data.std,
+        normalize=data.normalize,
+    )  # fmt: skip
 
 
 def _without_labels(recipe: Recipe) -> Recipe:

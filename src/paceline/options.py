@@ -75,6 +75,52 @@ TimeLimit = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option("--checkpoint", metavar="STEP|best", help="The run's checkpoint; the best that is kept if left out."),
+]
+GivenWords = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="IMAGES... [on.KEY=VALUE]...",
+        help="Files, folders, patterns, a CSV file of paths, or - for paths on standard input.",
+    ),
+]
+Top = Annotated[int, typer.Option("--top", metavar="K", min=1, help="How many classes to give of each image.")]
+Threshold = Annotated[
+    float | None,
+    typer.Option("--threshold", metavar="P", help="Answer 'none' where the best class is less probable than this."),
+]
+HeatmapFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--heatmap", metavar="FOLDER", parser=path_of, help="Write pictures of what speaks for the answer (Grad-CAM)."
+    ),
+]
+CsvFile = Annotated[
+    Path | None,
+    typer.Option("--csv", metavar="FILE", parser=path_of, help="Write a table of all in place of printing one."),
+]
+ExportTo = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="KIND",
+        help="onnx, pt2 (torch.export), safetensors, or torchvision (its names of the tensors).",
+    ),
+]
+ExportFolder = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FOLDER", parser=path_of, help="Where to write; RUN/exported/KIND if left out."),
+]
+Half = Annotated[bool, typer.Option("--half", help="Write weights, and compute, in float16.")]
+CompareOn = Annotated[
+    list[str] | None,
+    typer.Option("--images", metavar="IMAGES", help="Compare on these images; on validation images if left out."),
+]
+AllowDifference = Annotated[
+    bool, typer.Option("--allow-difference", help="Export even if fewer than 99% of the answers are equal.")
+]
 SourceFolder = Annotated[
     Path, typer.Argument(metavar="SOURCE", parser=path_of, help="The folder of a data set, in any format.")
 ]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import paceline
 from paceline.settings import schema, shipped
 from paceline.settings.placement import Placement
 from paceline.settings.recipe import Recipe
@@ -23,6 +24,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 
 FOREIGN = {
     "BatchNorm2d",
+    "torch.export.load",
     "TarInfo.offset_data",
     "torch.var_mean",
     "validate_dataset.py",
@@ -32,12 +34,13 @@ FOREIGN = {
 """Names of torch, of Python's library and of older systems that look like ours."""
 WRITTEN = {
     "plan.yaml", "data.json", "average.json", "state.json", "manifest.json", "metadata.json", "paceline-pack.json",
-    "trace.json", "memory.pickle",
+    "trace.json", "memory.pickle", "preprocess.json", "preprocess.py", "model.onnx", "model.pt2",
+    *(f"paceline.{name}" for name in paceline.__all__),
     "log.txt", "training.csv", "validation.csv", "training.index", "validation.index", "plan.recipe", "plan.placement",
     "recipe.mix", "machine.cores", "machine.memory", "machine.host", "machine.system", "machine.processor",
     "machine.accelerator", "machine.accelerators", "machine.accelerator_memory",
 }  # fmt: skip
-"""Dotted words that are no settings: files that Paceline writes, attributes, and fields of the record."""
+"""Dotted words that are no settings: files that Paceline writes, its functions, attributes and fields of the record."""
 ELSEWHERE = {
     "averaged/", "validation/", "test/", "test/quarantine.jsonl", "train/", "val/", "stage1/unit1.conv1.weight",
     "stage1/unit1.conv1.weight.momentum",

@@ -152,6 +152,7 @@ def test_identifiers_are_read_as_words(identifier: str, words: set[str]) -> None
 
 PROTOCOLS = (
     "cli.py",
+    "api.py",
     "worker.py",
     "command/",
     "data/index/formats/",
@@ -159,7 +160,8 @@ PROTOCOLS = (
     "model/kernels/gram",
     "model/kernels/pool",
 )
-"""Modules that define the same names on purpose: verbs, formats of one protocol, and kernels and their plain twins."""
+"""Modules that define the same names on purpose: verbs and the functions named after them, formats of one protocol,
+and kernels and their plain twins."""
 
 
 def exports_of(path: Path) -> Iterator[str]:

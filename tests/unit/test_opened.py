@@ -10,47 +10,25 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 from torch.nn import functional as F
 
 from conftest import SMALL, make_session
 from paceline.data.load.decode import Undecodable
-from paceline.errors import RunError
+from paceline.errors import RunError, SpecError
 from paceline.job import make_job, prepare_folder
 from paceline.record import latest, rows_of
 from paceline.training.opened import open_run
-from paceline.training.run import train_run
 from paceline.training.save import save
+from trained_run import CLASSES, train_on_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-CLASSES = ("apple", "pear", "plum")
-
-
-def write_images(folder: Path) -> None:
-    """Images of three kinds, of many sizes, for training and validation."""
-    pixels = np.random.default_rng(0)
-    for split, count in (("train", 12), ("val", 5)):
-        for number, name in enumerate(CLASSES):
-            (folder / split / name).mkdir(parents=True)
-            for index in range(count):
-                size = (20 + 3 * index, 30 - index, 3)
-                image = pixels.integers(60 * number, 60 * number + 120, size, dtype=np.uint8)
-                Image.fromarray(image).save(folder / split / name / f"{index}.jpg", quality=90)
 
 
 @pytest.fixture(scope="module", params=["ema.decay=0.8", "evaluate.flip=true"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A run that was trained, and where its data went."""
     folder = tmp_path_factory.mktemp("photos")
-    data, run = folder / "data", folder / "run"
-    write_images(data)
-    (folder / "page.yaml").write_text(SMALL)
-    words = ["data={name: images, side: 16, evaluation: {name: center, short: 18}}", "augment.pad=0", request.param]
-    words += ["global_batch=8", "epochs=4", "on.micro_batch=4", "on.cpu_threads=1", "on.device=cpu"]
-    job = make_job(str(folder / "page.yaml"), words, data, None, None, None)
-    prepare_folder(job, run)
-    assert train_run(job, run, Console(file=io.StringIO()), ["train"]) == 0
+    run, data = train_on_images(folder, request.param)
     data.rename(folder / "elsewhere")
     return run, folder / "elsewhere"
 
@@ -60,7 +38,9 @@ def test_it_scores_images_as_the_last_validation_did(run: tuple[Path, Path]) -> 
     opened = open_run(folder)
     assert opened.classes == CLASSES
     files = sorted((data / "val").rglob("*.jpg"))
-    scores = opened.scores(np.stack([opened.preprocess(path.read_bytes()) for path in files]))
+    pixels = torch.from_numpy(np.stack([opened.preprocess(path.read_bytes()) for path in files]))
+    scores = opened.scores(pixels.permute(0, 3, 1, 2))
+    assert torch.equal(scores, opened.classifier()(pixels))
     labels = torch.tensor([CLASSES.index(path.parent.name) for path in files])
     row = latest(rows_of(folder), "validation")[-1]
     assert opened.step == row["step"]
@@ -88,25 +68,27 @@ def trained_on_generated(folder: Path, *words: str) -> Path:
     return folder / "run"
 
 
+def test_a_network_for_images_of_one_size_takes_image_files_of_any(tmp_path: Path) -> None:
+    opened = open_run(trained_on_generated(tmp_path))
+    small = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    assert np.array_equal(opened.preprocess(encoded(small)), small)
+    assert opened.preprocess(encoded(small.repeat(3, 0).repeat(2, 1))).shape == (8, 8, 3)
+
+
+def test_a_network_for_channels_that_no_image_file_has_is_refused(tmp_path: Path) -> None:
+    run = trained_on_generated(tmp_path, "data.channels=1", "data.mean=[0.5]", "data.std=[0.5]")
+    with pytest.raises(RunError, match="takes images of 1 channels, and those in files have 3"):
+        open_run(run)
+
+
+def test_only_the_placement_of_a_run_may_change(tmp_path: Path) -> None:
+    run = trained_on_generated(tmp_path)
+    assert open_run(run, words=["on.precision=fp64"]).whole.dtype == torch.float64
+    with pytest.raises(SpecError, match="'epochs=3': a run keeps its recipe"):
+        open_run(run, words=["epochs=3"])
+
+
 def encoded(pixels: np.ndarray[Any, Any]) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
-
-
-def test_a_network_for_one_channel_is_given_the_luma_of_an_image(tmp_path: Path) -> None:
-    opened = open_run(trained_on_generated(tmp_path, "data.channels=1", "data.mean=[0.5]", "data.std=[0.5]"))
-    gray = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
-    pixels = [opened.preprocess(encoded(image)) for image in (gray, np.stack([gray] * 3, 2))]
-    assert all(np.array_equal(each, gray[:, :, None]) for each in pixels)
-    assert opened.scores(np.stack(pixels)).shape == (2, 10)
-    assert opened.scores(pixels[0][None]).shape == (1, 10)
-    red = opened.preprocess(encoded(np.full((8, 8, 3), (255, 0, 0), np.uint8)))
-    assert set(red.flat) == {76}
-
-
-def test_a_network_for_channels_that_no_image_file_has_refuses_one(tmp_path: Path) -> None:
-    words = ("data.channels=2", "data.mean=[0.5, 0.5]", "data.std=[0.5, 0.5]")
-    opened = open_run(trained_on_generated(tmp_path, *words))
-    with pytest.raises(RunError, match="takes images of 2 channels, which no image file has"):
-        opened.preprocess(encoded(np.zeros((8, 8, 3), np.uint8)))

@@ -27,6 +27,20 @@ def run(
     device: str | None,
 ) -> int:
     """Train; a folder that holds the same recipe is continued."""
+    job, folder = begin(recipe, words, data, out, page, replicas, device)
+    return int(run_verb("train", job, folder, command=sys.argv[1:]))
+
+
+def begin(
+    recipe: str | None,
+    words: list[str],
+    data: Path | None,
+    out: Path | None,
+    page: str | None,
+    replicas: int | None,
+    device: str | None,
+) -> tuple[Job, Path]:
+    """The job of a training and its run folder, ready to train."""
     check_apart(out, data)
     asked = ask(recipe, words, data)
     check_apart(out, asked.data)
@@ -42,7 +56,7 @@ def run(
         prepare_folder(job, folder)
         _tell(job)
     refuse_folder_in_use(folder, job.launch is None)
-    return int(run_verb("train", job, folder, command=sys.argv[1:]))
+    return job, folder
 
 
 def _new_folder(asked: Asked) -> Path:

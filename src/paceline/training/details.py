@@ -33,7 +33,7 @@ def write_details(session: Session, folder: Path, evaluation: Evaluation, name: 
     """Write the tables of a validation; `name` is that of the images, and wrong.csv holds only wrong answers."""
     if not session.run.writes:
         return
-    names = run_classes(session.run.folder, session.plan.recipe)
+    names = run_classes(session.run.folder, session.plan.data)
     images = [one for one in evaluation.hardest if name == HARD or one.answer != one.truth]
     with disk_faults(Broken, folder, "cannot be written", INTACT):
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def write_details(session: Session, folder: Path, evaluation: Evaluation, name: 
 
 def worst(session: Session, evaluation: Evaluation) -> Row:
     """The classes that are found least, and the pairs of classes that are confused most, for people."""
-    names = run_classes(session.run.folder, session.plan.recipe)
+    names = run_classes(session.run.folder, session.plan.data)
     classes = [dict(zip(_COLUMNS, line, strict=True)) for line in _class_cells(evaluation, names)]
     found = sorted((row for row in classes if row["images"]), key=lambda row: (row["recall"], -row["images"]))
     wrong = Counter((one.truth, one.answer) for one in evaluation.hardest if one.truth != one.answer)

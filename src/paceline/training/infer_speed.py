@@ -12,21 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline import checkpoint
 from paceline.data.load.batches import MicroBatch
 from paceline.data.load.loader import Loader
 from paceline.device import pinned
-from paceline.errors import Damaged
 from paceline.job import Job
 from paceline.model.init import initialize, published
-from paceline.model.pretrained import evaluated_weights
 from paceline.model.whole import Whole
 from paceline.progress import Progress
 from paceline.settings.model import External
 from paceline.training import timing
+from paceline.training.opened import load_evaluated
 from paceline.training.profiling import profile_work
-from paceline.training.restore import copy_tensors
-from paceline.training.selection import Selection, steps_to_evaluate
 from paceline.training.session import Session, open_session
 from paceline.training.stopwatch import Fed, measure_fed, over_replicas, wait_for
 from paceline.training.train_speed import bar_of, memory_faults, memory_peaks
@@ -72,15 +68,7 @@ def _set_weights(network: Whole, run: Path | None, which: str | None) -> int | N
         if not isinstance(plan.recipe.model, External):
             initialize(network.module, published(plan.recipe.init, plan.recipe.model), plan.recipe.seed)
         return None
-    damaged: list[Damaged] = []
-    chosen = checkpoint.first_intact(
-        run / "checkpoints", lambda: steps_to_evaluate(run, Selection(which)), damaged.append
-    )
-    if chosen is None:
-        raise damaged[0]
-    step, files = chosen
-    copy_tensors(evaluated_weights(files), network.module.state_dict(), checkpoint.name_of(step))
-    return step
+    return load_evaluated(run, which, network.module.state_dict())
 
 
 def _some_images(loader: Loader, count: int) -> Tensor:

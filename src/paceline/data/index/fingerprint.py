@@ -52,6 +52,12 @@ def trained_classes(run: Path) -> tuple[str, ...] | None:
     return tuple(began["classes"]) if began is not None else None
 
 
+def training_digest(run: Path) -> str | None:
+    """The digest of the training images of a run on images in files."""
+    began = _stored(run)
+    return str(began["training"]["digest"]) if began is not None else None
+
+
 def _stored(run: Path) -> dict[str, Any] | None:
     """The fingerprint in a run folder, if there is one."""
     path = run / FINGERPRINT

@@ -22,10 +22,11 @@ LabelKey = Literal["labels", "relabel"]
 LabelSplit = Literal["training", "validation", "test"]
 Label = TypeVar("Label", Class, str)
 
-_FILES = {
+FILE_HEADINGS = {
     "file", "filename", "filenames", "file_name", "filepath", "file_path", "folder", "id", "image", "images",
     "image_id", "image_name", "image_path", "img", "img_path", "key", "name", "path",
 }  # fmt: skip
+"""How the column of files may be headed."""
 _VAGUE = {"folder", "id", "image_id", "key", "name"}
 _CLASSES = {
     "breed", "category", "class", "class_id", "class_label", "class_name", "classname", "diagnosis", "label",
@@ -239,10 +240,10 @@ def _named_columns(cells: Sequence[str]) -> _Columns | None:
     """The columns that a header line names, in any order; None where it does not name both a file and a class."""
     names = [str(cell).strip().lower() for cell in cells]
     if len(names) > 2 and names[0] in _INDEX:
-        return _named_columns(["-", *cells[1:]]) or (_Columns(1, 2) if names[1] in _FILES else None)
+        return _named_columns(["-", *cells[1:]]) or (_Columns(1, 2) if names[1] in FILE_HEADINGS else None)
     label = next((number for number, name in enumerate(names) if name in _CLASSES), None)
     # 'id' and 'name' may be those of the image, unless another column says 'file'.
-    files = [number for number, name in enumerate(names) if name in _FILES and number != label]
+    files = [number for number, name in enumerate(names) if name in FILE_HEADINGS and number != label]
     file = min(files, key=lambda number: (names[number] in _VAGUE, number), default=None)
     split = next((number for number, name in enumerate(names) if name in _SPLITS), None)
     return None if file is None or label is None else _Columns(file, label, split)
@@ -253,7 +254,7 @@ def _has_header(lines: list[_Line]) -> bool:
     if not lines:
         return False
     first, *others = lines
-    if first.key.strip("/").lower() in _FILES:
+    if first.key.strip("/").lower() in FILE_HEADINGS:
         return True
     numbers = [bool(_NUMBER.fullmatch(str(line.value))) for line in others]
     return bool(others) and not _NUMBER.fullmatch(str(first.value)) and all(numbers)
