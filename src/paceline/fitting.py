@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -19,19 +18,21 @@ from paceline.data.index.scan import open_index
 from paceline.data.index.table import Flag, Index
 from paceline.errors import DataError
 from paceline.progress import Progress, silent
+from paceline.settings import shipped
+from paceline.settings.build import build
 from paceline.settings.data import Files
+from paceline.settings.recipe import Recipe
 
 FOR_IMAGENET = "timm/resnet50-a3"
 SCRATCH = "images/resnet18"
 FINETUNE = "images/resnet50-finetune"
 CIFAR = {"cifar10": "cifar10/resnet20", "cifar100": "cifar10/resnet18"}
 
-_SIDE = 224
-_BATCH, _NORM_BATCH, _SMALLEST_BATCH = 64, 32, 8
+_SMALLEST_BATCH = 8
 _STEPS_IN_EPOCH = 8
 """So many steps an epoch should have, at least: with fewer, running statistics and the schedule are coarse."""
-
-
+_SMALL_SIDE = 64
+"""Up to so many pixels, a stem that makes images four times smaller leaves too little."""
 _TABLES = (".csv", ".tsv", ".json", ".jsonl")
 
 
@@ -48,20 +49,16 @@ class Choice(NamedTuple):
         return self.value if self.key == "recipe" else f"{self.key}={self.value}"
 
 
-@dataclass(frozen=True)
-class _Length:
-    """How long a recipe trains: so many epochs, but at least so many steps, and no more images than these."""
+class _Length(NamedTuple):
+    """How long to train: at least so many steps, if that is not too many epochs, and about so many images at most."""
 
-    epochs: int
-    most_epochs: int
     steps: int
+    most_epochs: int
     images: int
 
 
-_LENGTHS = {
-    SCRATCH: _Length(epochs=90, most_epochs=300, steps=3_000, images=10_000_000),
-    FINETUNE: _Length(epochs=20, most_epochs=100, steps=500, images=3_000_000),
-}
+_FROM_SCRATCH = _Length(steps=3_000, most_epochs=300, images=10_000_000)
+_TUNED = _Length(steps=500, most_epochs=100, images=3_000_000)
 
 
 def choose(folder: Path, words: Sequence[str], data: Files, progress: Progress = silent) -> list[Choice]:
@@ -84,8 +81,8 @@ def choose(folder: Path, words: Sequence[str], data: Files, progress: Progress =
         share = 20 if len(index.training) < 10_000 else 10 if len(index.training) < 100_000 else 5
         choices.append(Choice("data.validation", f"{share}%", "there is no validation split"))
         index = open_index(data.model_copy(update={"validation": share / 100}), folder, progress)
-    recipe = choices[0].value
-    choices += [*_fit_side(index, given, recipe), *_fit_length(len(index.training), given, _LENGTHS[recipe])]
+    page = build(Recipe, shipped.tree("recipes", choices[0].value))
+    choices += [*_fit_side(index, given, page), *_fit_length(len(index.training), given, page)]
     return [choice for choice in choices if choice.key not in given]
 
 
@@ -133,34 +130,40 @@ def _recipe(index: Index, given: dict[str, str]) -> Choice:
     return Choice("recipe", SCRATCH if weights is None else FINETUNE, reason)
 
 
-def _fit_side(index: Index, given: dict[str, str], recipe: str) -> Iterator[Choice]:
-    shorter = shorter_edge(index)
-    side = max(32, min(_SIDE, round(shorter / 32) * 32)) if shorter else _SIDE
-    if side < _SIDE:
+def _fit_side(index: Index, given: dict[str, str], page: Recipe) -> Iterator[Choice]:
+    assert isinstance(page.data, Files)
+    shorter, side = shorter_edge(index), page.data.side
+    if shorter and round(shorter / 32) * 32 < side:
+        side = max(32, round(shorter / 32) * 32)
         yield Choice("data.side", str(side), f"half of the images are not larger than {shorter:,} pixels")
-    stated = given.get("data.side", str(side))
-    small = stated.isdigit() and int(stated) <= 64 and "model" not in given
-    if recipe == SCRATCH and small:
-        yield Choice("model.stem", "3x3", f"the usual stem leaves little of {stated} pixels")
+    side = _number(given, "data.side", side)
+    if page.init.from_ is None and side <= _SMALL_SIDE and "model" not in given:
+        yield Choice("model.stem", "3x3", f"the usual stem leaves little of {side} pixels")
 
 
-def _fit_length(images: int, given: dict[str, str], length: _Length) -> Iterator[Choice]:
-    wanted = max(min(images, _SMALLEST_BATCH), images / _STEPS_IN_EPOCH)
-    batch = min(_BATCH, 1 << int(math.log2(max(1, wanted))))
-    if batch < _BATCH:
+def _fit_length(images: int, given: dict[str, str], page: Recipe) -> Iterator[Choice]:
+    length = _FROM_SCRATCH if page.init.from_ is None else _TUNED
+    largest = max(min(images, _SMALLEST_BATCH), images / _STEPS_IN_EPOCH)
+    batch = min(page.global_batch, 1 << int(math.log2(max(1, largest))))
+    if batch < page.global_batch:
         yield Choice("global_batch", str(batch), f"an epoch of {images:,} images then has {images / batch:.3g} steps")
-    stated = given.get("global_batch", str(batch))
-    batch = int(stated) if stated.isdigit() and int(stated) else batch
-    norm = next(size for size in range(min(_NORM_BATCH, batch), 0, -1) if batch % size == 0)
-    if norm != _NORM_BATCH:
+    batch = _number(given, "global_batch", batch)
+    most = page.norm_batch or batch
+    norm = next(size for size in range(min(most, batch), 0, -1) if batch % size == 0)
+    if norm != most:
         yield Choice("norm_batch", str(norm), f"it divides a global batch of {batch:,}")
-    epochs = min(length.most_epochs, math.ceil(length.steps * batch / max(1, images)))
-    if epochs > length.epochs:
+    epochs = min(length.most_epochs, math.ceil(length.steps * batch / images))
+    if epochs > page.epochs:
         steps = epochs * images // batch
         yield Choice("epochs", str(epochs), f"few images need more epochs: these are {steps:,} steps")
-    elif length.epochs * images > length.images:
+    elif page.epochs * images > length.images:
         fewer = max(10, round(length.images / images))
         yield Choice("epochs", str(fewer), f"{images:,} images are many, so that fewer epochs do")
+
+
+def _number(given: dict[str, str], key: str, chosen: int) -> int:
+    """A number that was typed, or else the chosen one; what is no number is refused where settings are read."""
+    return int(given[key]) if given.get(key, "").isdigit() and int(given[key]) else chosen
 
 
 def shorter_edge(index: Index) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import SMALL, Paceline
+from folders_made import picture, put
 from pictures_made import make_pictures, write_folder
 
 FILES = SMALL.replace("augment: {pad: 1, flip: true}", "").replace(
@@ -76,3 +77,37 @@ def test_a_plan_names_the_folder_and_marks_what_was_found_in_it(paceline: Paceli
         assert re.search(r"^    resize: bilinear +# default$", done.stdout, re.MULTILINE)
         place = r"files.yaml:3" if page == "files.yaml" else "found"
         assert re.search(rf"^    name: images +# {place}$", done.stdout, re.MULTILINE)
+
+
+def test_a_plan_of_a_folder_says_what_was_found_and_why_what_was_chosen(paceline: Paceline, tmp_path: Path) -> None:
+    names = [f"photos/{'cat' if number % 4 else 'dog'}/{number}.jpg" for number in range(40)]
+    put(tmp_path, *names, "photos/dog/odd.heic2", content=picture(size=(60, 50)))
+    done = paceline("plan", "photos", "epochs=3")
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout
+    assert printed.startswith("images/resnet18, fitted")
+    found = "32 images to train on and 8 to validate on, of 2 classes (cat 24, dog 8), median 60 x 50 pixels"
+    assert table(printed)["found"] == found
+    assert re.search(r"^data.validation=20% +there is no validation split *$", printed, re.MULTILINE)
+    assert re.search(r"^data.side=64 +half of the images are not larger than 50 pixels *$", printed, re.MULTILINE)
+    assert "epochs=" not in printed
+    assert "note: classes are unequal: 'cat' has 24 training images, 'dog' 8; " in printed
+    assert "note: 1 file was skipped: 1 .heic2" in printed
+    as_json = json.loads(paceline("plan", "--data", "photos", "--json").stdout)
+    assert as_json["found"] == found
+    assert as_json["chosen"][0]["value"] == "images/resnet18"
+    yaml = paceline("plan", "photos", "--yaml").stdout
+    assert re.search(r"^  global_batch: 8 +# chosen: an epoch of 32 images then has 4 steps$", yaml, re.MULTILINE)
+
+
+def test_a_folder_alone_is_trained_on(paceline: Paceline, tmp_path: Path) -> None:
+    names = [f"photos/{'cat' if number % 2 else 'dog'}/{number}.jpg" for number in range(20)]
+    put(tmp_path, *names, content=picture(size=(60, 50)))
+    done = paceline("train", "photos", "model=resnet8", "data.side=16", "epochs=1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("photos: 16 images to train on and 4 to validate on, of 2 classes (cat 8, dog 8)")
+    chosen = "images/resnet18 data.validation=20% global_batch=8 norm_batch=8"
+    assert f"\nchosen: {chosen} (paceline plan photos says why)\n" in done.stdout
+    assert "\nnote: there are only 4 validation images: each is 25.0% of top-1\n" in done.stdout
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.startswith("photos-")

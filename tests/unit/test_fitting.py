@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from folders_made import picture, put
 from paceline import fitting
 from paceline.data.index.formats import folder as folders
+from paceline.data.index.table import ROW, Index, Strings, Table
 from paceline.errors import DataError, SpecError
 from paceline.fitting import choose
 from paceline.job import DEFAULT_RECIPE, ask, make_job, read_recipe
@@ -97,6 +99,14 @@ def test_cifar_is_recognized(tmp_path: Path, name: str) -> None:
     asked = ask(None, [], tmp_path / "cifar")
     job = make_job(asked.name, asked.words, asked.data, None, None, "cpu", choices=asked.choices)
     assert job.plan.data == Cifar.model_validate({"name": name})
+
+
+def test_imagenet_is_recognized_by_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = photos(tmp_path / "photos")
+    split = Table(np.zeros(1_281_167, ROW), Strings.of([]), Strings.of([]), np.zeros((0, 4), np.float32))
+    index = Index("folder", folder, tuple(map(str, range(1000))), split, split)
+    monkeypatch.setattr(fitting, "open_index", lambda *_, **__: index)
+    assert chosen(folder) == {"recipe": "timm/resnet50-a3"}
 
 
 def test_labels_beside_flat_images_are_taken(tmp_path: Path) -> None:

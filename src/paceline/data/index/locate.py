@@ -125,7 +125,7 @@ def _inner_folder(class_folder: Path) -> str | None:
 
 
 def recognize(folder: Path | None) -> str:
-    """The name of the data set in a folder; images in the folder itself come before CIFAR's files around it."""
+    """The data set that a folder holds, by name; images right there come before CIFAR's files below or above it."""
     folder = _existing(folder, "the data")
     here, *around = _cifar_folders(folder)
     name = _cifar_in(here)
