@@ -57,6 +57,9 @@ def _show(rows: list[Row]) -> None:
         for row, line in zip(rows, lines, strict=True):
             line["weights"] = "EMA" if row["averaged"] else "plain"
     show_rows(lines, as_json=False)
+    if "majority" in rows[-1]:
+        balanced, largest = rows[-1]["balanced_accuracy"], rows[-1]["majority"]
+        print(f"unequal classes: balanced accuracy {balanced:.2%}; the largest is {largest:.2%} of the images")
 
 
 def _show_details(found: Row) -> None:

@@ -204,10 +204,10 @@ class ConsoleSink(Sink):
             f"{plural(last['images'], 'validation image')} after {epochs} in {long_time(reports[-1]['total_seconds'])}."
         )
         if "images_per_second" in row:
-            low, high = (row["images_per_second_spread"][f"{end}_quartile"] for end in ("lower", "upper"))
-            self._print(
-                f"{row['images_per_second']:,.0f} images/s (half of the reports between {low:,.0f} and {high:,.0f})."
-            )
+            quartiles = [row["images_per_second_spread"][f"{end}_quartile"] for end in ("lower", "upper")]
+            low, high = (f"{speed:,.0f}" for speed in quartiles)
+            half = f" (half of the reports between {low} and {high})" if low != high else ""
+            self._print(f"{row['images_per_second']:,.0f} images/s{half}.")
         saved = best_step(rows, checkpoint.saved_steps(self._run.checkpoints))
         best = next((row for row in validations if row["step"] == saved), last)
         if best["top1"] > last["top1"]:
@@ -243,4 +243,4 @@ class ConsoleSink(Sink):
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _print_bold(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, highlight=False, soft_wrap=not self._console.is_terminal)
