@@ -16,7 +16,7 @@ from paceline.command.train import begin
 from paceline.data.index.given import find_images
 from paceline.errors import INTERRUPTED, DataError, RunError
 from paceline.exporting.request import ExportKind, read_request
-from paceline.job import flag_words, make_job, network_job, read_words, stored_job
+from paceline.job import ask, flag_words, make_job, network_job, stored_job
 from paceline.record import Row, latest, rows_of
 from paceline.settings.read import flow
 from paceline.training.selection import Selection, steps_to_evaluate
@@ -54,22 +54,22 @@ def plan(
     recipe: RunPath | None = None, *words: str, data: RunPath | None = None, on: str | Mapping[str, Any] | None = None,
     replicas: int | None = None, device: str | None = None, **settings: Any,
 ) -> planning.Plan:  # fmt: skip
-    """Every number of a run, without running it.
+    """Every number of a run of a recipe, or of one that is fitted to a folder of images, without running it.
 
     Settings are words such as "optimizer.lr=0.2", or arguments such as epochs=10 and optimizer={"lr": 0.2}. `on` is a
     placement by name, or settings of one, such as on={"micro_batch": 32}.
     """
-    name, all_words = read_words(_text(recipe), [*words, *_words(settings), *_placed(on)])
-    return make_job(name, all_words, _path(data), _page(on), replicas, device).plan
+    asked = ask(_text(recipe), [*words, *_words(settings), *_placed(on)], _path(data))
+    return make_job(asked.name, asked.words, asked.data, _page(on), replicas, device, choices=asked.choices).plan
 
 
 def train(
     recipe: RunPath | None = None, *words: str, data: RunPath | None = None, out: RunPath | None = None,
     on: str | Mapping[str, Any] | None = None, replicas: int | None = None, device: str | None = None, **settings: Any,
 ) -> TrainedRun:  # fmt: skip
-    """Train a recipe into a run folder; one that holds the same recipe goes on. Settings are given as for `plan`.
+    """Train a recipe, or on a folder of images, into a run folder; one that holds the same recipe goes on.
 
-    An interrupt saves after the step that is under way, and is then raised as a KeyboardInterrupt.
+    Settings are given as for `plan`. An interrupt saves after the step that is under way, and is then raised as a KeyboardInterrupt.
     """
     all_words = [*words, *_words(settings), *_placed(on)]
     job, folder = begin(_text(recipe), all_words, _path(data), _path(out), _page(on), replicas, device)
@@ -83,17 +83,20 @@ def train(
 
 def validate(
     run: RunPath, *words: str, checkpoint: int | str | None = None, test: RunPath | None = None,
-    data: RunPath | None = None,
+    data: RunPath | None = None, details: bool = False,
 ) -> Row:  # fmt: skip
     """Evaluate a checkpoint, the newest if none is named, on every validation image or on those of the folder `test`.
 
-    Gives the row of the record: step, loss, top1, top5, images and more. Words place it, such as "on.device=cpu".
+    Gives the row of the record: step, loss, top1, top5, images and more; with `details` also the worst classes, the
+    most confused pairs, and the folder with the tables of all. Words place it, such as "on.device=cpu".
     """
     folder, selection = Path(run), Selection(_which(checkpoint), test=_path(test))
     job = stored_job(folder, ["on.replicas=auto", "on.micro_batch=auto", *words], _path(data), selection.test)
     steps_to_evaluate(folder, selection)
-    rows, _ = run_verb("validate", job, folder, checkpoint=selection.checkpoint, every=False)
-    return dict(rows[0])
+    rows, _, found = run_verb(
+        "validate", job, folder, checkpoint=selection.checkpoint, every=False, details=details
+    )  # fmt: skip
+    return {**rows[0], **({"details": found[0]} if details else {})}
 
 
 def predict(
