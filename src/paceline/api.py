@@ -69,7 +69,8 @@ def train(
 ) -> TrainedRun:  # fmt: skip
     """Train a recipe, or on a folder of images, into a run folder; one that holds the same recipe goes on.
 
-    Settings are given as for `plan`. An interrupt saves after the step that is under way, and is then raised as a KeyboardInterrupt.
+    Settings are given as for `plan`. An interrupt saves after the step that is under way, and is then raised as a
+    KeyboardInterrupt.
     """
     all_words = [*words, *_words(settings), *_placed(on)]
     job, folder = begin(_text(recipe), all_words, _path(data), _path(out), _page(on), replicas, device)
