@@ -109,7 +109,7 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-@app.command(epilog="Examples: paceline train photos; paceline train cifar10/resnet20 --data ~/cifar10 epochs=50")
+@app.command(epilog="Example: paceline train photos, or: paceline train cifar10/resnet20 --data ~/cifar10 epochs=50")
 def train(
     recipe: RecipeOrFolder = None, settings: SettingWords = None, data: DataFolder = None, out: Out = None, on: On = None,
     replicas: Replicas = None, device: Device = None, time_limit: TimeLimit = None,

@@ -12,6 +12,7 @@ from paceline.errors import RunError
 from paceline.job import Asked, Job, ask, check_apart, make_job, prepare_folder
 from paceline.model.packages import check_packages
 from paceline.record import Run
+from paceline.settings.data import Files
 from paceline.user_code import load_user_code
 from paceline.visible import one_line
 from paceline.worker import run_verb
@@ -43,11 +44,11 @@ def begin(
     """The job of a training and its run folder, ready to train."""
     check_apart(out, data)
     asked = ask(recipe, words, data)
-    check_apart(out, asked.data)
     job = make_job(asked.name, asked.words, asked.data, page, replicas, device, choices=asked.choices)
     if out is None and job.launch is not None and job.launch.count > 1:
         raise RunError("several processes were started: write --out FOLDER, so that they mean the same run")
     folder = out or _new_folder(asked)
+    check_apart(folder, job.data_folder if isinstance(job.plan.data, Files) else asked.data)
     # A wrong name, or a package that is missing, should not cost a run folder.
     if (function := job.plan.recipe.augment.python) is not None:
         load_user_code("augment.python", function)
