@@ -123,6 +123,18 @@ def test_predictions_of_validation_images_agree_with_validate(trained: tuple[Pat
     assert right / 15 == pytest.approx(paceline.validate(run)["top1"])
 
 
+@pytest.mark.long
+def test_a_script_without_a_guard_may_use_processes_that_decode(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    run, data = trained
+    words = "'on.loader_workers=5', 'on.cpu_threads=1'"
+    script = tmp_path / "script.py"
+    script.write_text(f"import paceline\nprint(len(paceline.predict({str(run)!r}, {str(data / 'val')!r}, {words})))\n")
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment(), capture_output=True, text=True, check=False, timeout=300
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "15\n", "")
+
+
 def test_the_page_on_python_runs_as_it_is_printed(
     trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

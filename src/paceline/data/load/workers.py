@@ -7,13 +7,15 @@ import mmap
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver, resource_tracker
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from types import ModuleType
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -150,9 +152,29 @@ class Processes:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+class _WorkerProcess(ForkServerProcess):
+    """A process that does not import the program that is running: a script may train when it is imported."""
+
+    _starting = threading.Lock()
+
+    @classmethod
+    def _Popen(cls, process: Any) -> Any:  # noqa: N802 - multiprocessing's name
+        with cls._starting:
+            main = sys.modules["__main__"]
+            sys.modules["__main__"] = ModuleType("__main__")
+            try:
+                return ForkServerProcess._Popen(process)
+            finally:
+                sys.modules["__main__"] = main
+
+
+class _WorkerContext(ForkServerContext):
+    Process = _WorkerProcess
+
+
 def server() -> ForkServerContext:
     """The process that worker processes are forked from; it ignores the signals that ask a run to stop."""
-    context = multiprocessing.get_context("forkserver")
+    context = _WorkerContext()
     context.set_forkserver_preload(["paceline.data.load.files"])  # so that torch is loaded once, and shared
     resource_tracker.ensure_running()  # if it began in the call below, it would let signals through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
