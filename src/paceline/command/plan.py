@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.command.tables import show_facts
-from paceline.errors import SpecError
+from paceline.errors import PlanError, SpecError
 from paceline.job import Job, make_job, read_words
 from paceline.model import tables
+from paceline.model.packages import check_packages
+from paceline.model.sources import contradictions, told
 from paceline.planning import Plan
 from paceline.record import numbers_of
 from paceline.settings.data import Made, Shapes
@@ -48,6 +50,7 @@ def _parts(job: Job) -> dict[str, Any]:
     return {
         "network": _network(job.plan),
         "data": _data(job),
+        **_source(recipe),
         "optimizer": _kind(recipe.optimizer),
         "schedule": _kind(recipe.schedule),
     }
@@ -69,15 +72,41 @@ def _data(job: Job) -> str:
     return f"{data.name} in {job.data_folder}" if job.data_folder else f"{data.name}, as published; not looked for"
 
 
+def _source(recipe: Recipe) -> dict[str, str]:
+    """Where the first weights come from, and what they were trained with."""
+    if recipe.init.from_ is None:
+        return {}
+    values = [f"{key.partition('.')[2]} {_shown(value)}" for key, value in told(recipe).items() if value is not None]
+    return {"first weights": recipe.init.from_, "trained with": ", ".join(values) or "not known"}
+
+
+def _shown(value: Any) -> str:
+    """A value with its numbers rounded, and one number for equal ones."""
+    if isinstance(value, Settings):
+        return _kind(value)
+    if isinstance(value, tuple):
+        return " ".join(dict.fromkeys(map(_shown, value)))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def _kind(chosen: Settings) -> str:
     """The name of a kind, and those of its settings that are not its defaults."""
     values = json.loads(chosen.model_dump_json(exclude_defaults=True))
     return ", ".join([values.pop("name"), *(f"{key} {flow(value)}" for key, value in values.items())])
 
 
+def _missing_package(recipe: Recipe) -> list[str]:
+    """What `train` would refuse here, though another machine may have it."""
+    try:
+        check_packages(recipe)
+    except PlanError as fault:
+        return [str(fault)]
+    return []
+
+
 def _notes(plan: Plan) -> list[str]:
     """What follows from the numbers and was hardly meant."""
-    notes = []
+    notes = [*_missing_package(plan.recipe), *contradictions(plan.recipe)]
     if plan.global_batch > plan.facts.images:
         notes.append(
             f"one step of {plan.global_batch:,} images is more than all {plan.facts.images:,} training images; "

@@ -77,10 +77,7 @@ def inverted_blocks(
 ) -> dict[str, nn.Module]:
     """The named blocks of an EfficientNet or a MobileNet v2."""
     shape = mobile_tables.shape(model)
-    if model.name in ("efficientnet-b5", "efficientnet-b6", "efficientnet-b7"):
-        make_norm = make_norm.published(epsilon=1e-3, momentum=0.01)
-    elif isinstance(model, EfficientNet) and mobile_tables.is_lite(model):
-        make_norm = make_norm.published(epsilon=1e-3)
+    make_norm = make_norm.published(*mobile_tables.norm_numbers(model))
     return trunk(shape, channels, make_norm) | {"head": Head(shape.top, classes, shape.dropout)}
 
 
@@ -99,5 +96,5 @@ def mobilenet3_blocks(model: MobileNetV3, channels: int, classes: int, make_norm
     """The named blocks of a MobileNet v3."""
     shape = mobile_tables.shape(model)
     features = round_channels(MOBILENET3_DENSE[model.name] * model.width)
-    blocks = trunk(shape, channels, make_norm.published(epsilon=1e-3, momentum=0.01))
+    blocks = trunk(shape, channels, make_norm.published(*mobile_tables.norm_numbers(model)))
     return blocks | {"dense1": PooledDense(shape.top, features), "head": Head(features, classes, shape.dropout)}

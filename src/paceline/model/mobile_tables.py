@@ -132,6 +132,17 @@ def shape(model: Mobile) -> NetworkShape:
             return _mobilenet3(model)
 
 
+def norm_numbers(model: Mobile) -> tuple[float, float]:
+    """Epsilon and momentum of the norms that a network was published with."""
+    match model:
+        case EfficientNet(name="efficientnet-b5" | "efficientnet-b6" | "efficientnet-b7") | MobileNetV3():
+            return 1e-3, 0.01
+        case EfficientNet() if is_lite(model):
+            return 1e-3, 0.1
+        case EfficientNet() | MobileNetV2():
+            return 1e-5, 0.1
+
+
 def _efficientnet(model: EfficientNet) -> NetworkShape:
     width, depth, dropout = EFFICIENTNETS[model.name]
     width, depth = model.width or width, model.depth or depth
