@@ -394,11 +394,13 @@ def test_beside_a_torch_without_cuda_a_file_is_the_advice(package: str, monkeypa
         initialize_state(build_state(plan, WORLD), plan)
 
 
-def test_a_package_made_for_another_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> None:
-        raise RuntimeError("operator torchvision::nms does not exist\nand more")
-
-    monkeypatch.setattr("importlib.import_module", fail)
+def test_a_package_made_for_another_torch_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torchvision").mkdir()
+    fault = "raise RuntimeError('operator torchvision::nms does not exist\\nand more')"
+    (tmp_path / "torchvision" / "__init__.py").write_text(fault)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("torchvision", "torchvision.models"):
+        monkeypatch.delitem(sys.modules, name)
     install(monkeypatch, "2.11.0+cu128")
     assert refusal("torchvision:small") == (
         "model: torchvision cannot be imported: operator torchvision::nms does not exist; write pip install "
