@@ -19,6 +19,7 @@ test: $(SETUP)
 	$(BIN)/pytest -n 2 --dist worksteal -m "not long and not accelerator" --hypothesis-seed=0
 
 test-all: $(SETUP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all]"
 	$(BIN)/pytest -n 2 --dist worksteal
 
 $(SETUP): pyproject.toml constraints.txt

@@ -53,6 +53,8 @@ PEERS: list[tuple[str, str]] = [
     ("inception-resnet-v2", "timm:inception_resnet_v2"),
     ("resnet50", "timm:resnet50"),
     ("efficientnet-b0", "timm:efficientnet_b0"),
+    *((f"efficientnet-lite{number}", f"timm:tf_efficientnet_lite{number}") for number in range(5)),
+    ("{name: efficientnet-b0, padding: same}", "timm:tf_efficientnet_b0 bn_eps=1e-5"),
     ("mobilenet-v2", "timm:mobilenetv2_100"),
 ]  # fmt: skip
 """Our network and the peer's; words after a peer's name are arguments of its maker."""
@@ -185,7 +187,7 @@ def _peer(words: str) -> nn.Module:
     if package == "timm":
         import timm  # type: ignore[import-not-found]
 
-        made = timm.create_model(name, num_classes=CLASSES)
+        made = timm.create_model(name, num_classes=CLASSES, **given)
     else:
         from torchvision import models
 

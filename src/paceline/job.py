@@ -18,6 +18,7 @@ from paceline.fitting import SCRATCH, Choice, choose
 from paceline.launch import Launch, launched
 from paceline.machine import Machine, this_machine
 from paceline.model import tables
+from paceline.model.sources import follow_source
 from paceline.planning import Plan
 from paceline.progress import progress_bar
 from paceline.reconcile import make_plan
@@ -161,7 +162,8 @@ def make_job(
         settings, folder = recipe.data, None
     for key in settings.model_fields_set - (recipe.data.model_fields_set if recipe.data else set()):
         written.places["data", key] = "found"
-    job = plan_job(name, recipe.model_copy(update={"data": settings}), placement, folder, written, placed)
+    recipe = follow_source(recipe.model_copy(update={"data": settings}), written)
+    job = plan_job(name, recipe, placement, folder, written, placed)
     return replace(job, choices=choices)
 
 

@@ -33,7 +33,8 @@ CLASSES = 10
 KEPT = 5
 FAMILIES = (
     "alexnet", "vgg11-bn", "resnet10", "resnet8", "resnext14", "resnext11", "googlenet", "inception-v3",
-    "inception-v4", "inception-resnet-v2", "efficientnet-cifar", "mobilenet-v2", "mobilenet-v3-small",
+    "inception-v4", "inception-resnet-v2", "efficientnet-cifar", "efficientnet-lite0", "mobilenet-v2",
+    "mobilenet-v3-small",
 )  # fmt: skip
 """One member of each, for `make test`."""
 

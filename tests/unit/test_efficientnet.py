@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from paceline.errors import PlanError
 from paceline.model.batch import Batch
 from paceline.model.dropout import DropoutMasks
-from paceline.model.layers import Head, MakeNorm
+from paceline.model.layers import Head, MakeNorm, SameConv, conv
 from paceline.model.mobile import InvertedUnit, SqueezeExcite, inverted_blocks
 from paceline.model.mobile_tables import Squeeze, round_channels, shape
 from paceline.model.network import Network
@@ -35,6 +35,11 @@ SIZES: list[tuple[str, dict[str, Any], int, int]] = [
     ("b5", {}, 1000, 30_389_784),
     ("b6", {}, 1000, 43_040_704),
     ("b7", {}, 1000, 66_347_960),
+    ("lite0", {}, 1000, 4_652_008),
+    ("lite1", {}, 1000, 5_416_680),
+    ("lite2", {}, 1000, 6_092_072),
+    ("lite3", {}, 1000, 8_197_096),
+    ("lite4", {}, 1000, 13_006_568),
     ("cifar", {}, 10, 1_077_932),
     ("cifar", MODIFIED, 10, 1_683_420),
     ("b0", MODIFIED, 1000, 5_913_796),
@@ -92,7 +97,7 @@ def test_a_fourth_channel_adds_a_window_for_each_channel_of_the_stem() -> None:
     assert size(blocks("b1", 1000, channels=4)) == 7_794_472
 
 
-@pytest.mark.parametrize(("name", "count"), [("b0", 16), ("b1", 23), ("b4", 32), ("b7", 55), ("cifar", 16)])
+@pytest.mark.parametrize(("name", "count"), [("b0", 16), ("b7", 55), ("lite0", 16), ("lite4", 30)])
 def test_the_shape_known_without_building_names_the_units_that_are_built(name: str, count: int) -> None:
     known = shape(settings(name))
     assert len(known.units) == count
@@ -198,10 +203,44 @@ def test_dropout_is_what_the_name_stands_for_unless_told(name: str, dropout: flo
     assert head.dropout.rate == rate
 
 
-@pytest.mark.parametrize(("name", "epsilon", "momentum"), [("b4", 1e-5, 0.1), ("b5", 1e-3, 0.01), ("b7", 1e-3, 0.01)])
+@pytest.mark.parametrize(("name", "epsilon", "momentum"), [("b4", 1e-5, 0.1), ("b5", 1e-3, 0.01), ("lite0", 1e-3, 0.1)])
 def test_norms_have_the_published_numbers(name: str, epsilon: float, momentum: float) -> None:
     norms = [part for part in network(blocks(name)).modules() if isinstance(part, BatchNormAct)]
     assert {(part.epsilon, part.momentum) for part in norms} == {(epsilon, momentum)}
+
+
+def test_lite_networks_have_one_stem_and_top_no_squeeze_and_excite_and_relu6() -> None:
+    small, large = shape(settings("lite0")), shape(settings("lite4"))
+    assert (small.stem, small.top) == (large.stem, large.top) == (32, 1280)
+    for stage in ("stage1/", "stage7/"):
+        assert [sum(name.startswith(stage) for name in known.units) for known in (small, large)] == [1, 1]
+    assert not any(unit.squeeze for unit in large.units.values())
+    assert {small.activation, *(unit.activation for unit in small.units.values())} == {"relu6"}
+    assert shape(settings("lite0", squeeze_excite=0.25, activation="silu")).units == shape(settings("b0")).units
+
+
+def strided(made: dict[str, nn.Module]) -> set[type[nn.Module]]:
+    convs = [part for part in network(made).modules() if isinstance(part, nn.Conv2d)]
+    return {type(part) for part in convs if part.stride != (1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("name", "padding", "kind"),
+    [("b0", None, nn.Conv2d), ("b0", "same", SameConv), ("lite0", None, SameConv), ("lite0", "symmetric", nn.Conv2d)],
+)
+def test_padding_is_what_the_name_stands_for_unless_told(name: str, padding: str | None, kind: type[nn.Module]) -> None:
+    assert strided(blocks(name, padding=padding)) == {kind}
+
+
+@pytest.mark.parametrize(("size", "side", "before"), [(3, 8, 0), (5, 8, 1), (3, 7, 1), (5, 7, 2), (3, 1, 1)])
+def test_same_padding_puts_the_odd_zero_after_the_last_pixel(size: int, side: int, before: int) -> None:
+    layer = conv(2, 3, size, 2, same=True).double()
+    fill(layer)
+    x = picture(1, 2, side)
+    wide = F.conv2d(F.pad(x, [before, size, before, size]), layer.weight, stride=2)  # zeros enough after the picture
+    kept = -(-side // 2)
+    assert torch.allclose(layer(x), wide[:, :, :kept, :kept], rtol=0, atol=1e-12)
+    assert layer(x).shape[2:] == (kept, kept)
 
 
 def test_a_branch_ends_where_a_shortcut_is_added() -> None:

@@ -18,6 +18,7 @@ from conftest import SMALL, make_plan
 from paceline.command import train
 from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError, UserError
+from paceline.model import packages as outside
 from paceline.model.batch import Batch
 from paceline.model.build import build_network
 from paceline.model.dropout import Dropout, DropoutMasks, StochasticDepth
@@ -143,6 +144,12 @@ MADE: dict[str, Callable[[int], nn.Module]] = {
     "none": lambda classes: Small(classes, path=DropPath(None)),
     "channels": lambda classes: Small(classes, path=nn.Dropout2d(0.2)),
 }
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fetched weights stay in the test."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture(autouse=True)
@@ -355,14 +362,50 @@ def test_norms_over_vectors_are_refused() -> None:
     )
 
 
+def install(monkeypatch: pytest.MonkeyPatch, torch_version: str) -> None:
+    """Let another torch be the one that is installed."""
+    monkeypatch.setattr("importlib.metadata.version", lambda _: torch_version)
+
+
+FITTING = {"timm": "timm 'torchvision==0.28.*'", "torchvision": "'torchvision==0.28.*'"}
+"""What to install beside torch 2.13."""
+
+
 @pytest.mark.parametrize("package", ["timm", "torchvision"])
 def test_a_package_that_is_not_installed_is_one_line(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    expected = f"{package} is not installed; write pip install {package}, or"
+    install(monkeypatch, "2.13.0")
+    expected = f"{package} is not installed; write pip install {FITTING[package]}, which fits torch 2.13.0, or"
     assert refusal(f"{package}:small") == f"model: {expected} a network of Paceline's"
     plan = make_plan(f"init.from={package}:small")
-    with pytest.raises(PlanError, match=f"^init.from: {expected} the weights of a file or a run$"):
+    with pytest.raises(PlanError) as found:
         initialize_state(build_state(plan, WORLD), plan)
+    assert str(found.value) == f"init.from: {expected} a .safetensors or .pth file, or a run"
+
+
+@pytest.mark.parametrize("package", ["timm", "torchvision"])
+def test_beside_a_torch_without_cuda_a_file_is_the_advice(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    install(monkeypatch, "2.13.0+cpu")
+    plan = make_plan(f"init.from={package}:small")
+    with pytest.raises(
+        PlanError, match=r"for the CPU-only torch 2\.13\.0\+cpu, so write a \.safetensors or \.pth file"
+    ):
+        initialize_state(build_state(plan, WORLD), plan)
+
+
+def test_a_package_made_for_another_torch_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torchvision").mkdir()
+    fault = "raise RuntimeError('operator torchvision::nms does not exist\\nand more')"
+    (tmp_path / "torchvision" / "__init__.py").write_text(fault)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("torchvision", "torchvision.models"):
+        monkeypatch.delitem(sys.modules, name)
+    install(monkeypatch, "2.11.0+cu128")
+    assert refusal("torchvision:small") == (
+        "model: torchvision cannot be imported: operator torchvision::nms does not exist; write pip install "
+        "'torchvision==0.26.*', which fits torch 2.11.0+cu128, or a network of Paceline's"
+    )
 
 
 @pytest.mark.parametrize("word", ["model=timm:small", "init.from=timm:small"])
@@ -429,6 +472,23 @@ def test_published_weights_are_asked_for_and_a_head_for_other_classes_starts_ane
     assert loaded.initial == [f"{head}.{last}" for head in heads for last in ("weight", "bias")]
     assert loaded.tensors == len(state.network.module.state_dict()) - 4
     assert packages[-1] == ("headed", {"pretrained": True} if package == "timm" else {"weights": "DEFAULT"})
+
+
+def test_published_weights_that_were_fetched_once_need_neither_network_nor_package(
+    packages: list[tuple[str, dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan("model=torchvision:headed", "init.from=timm:headed")
+    state = build_state(plan, WORLD)
+    first = str(initialize_state(state, plan))
+    fetched = {name: value.clone() for name, value in state.network.module.state_dict().items()}
+    assert (tmp_path / "cache" / "weights" / "timm-headed.pth").is_file()
+    again = build_state(plan, WORLD)
+    packages.clear()
+    monkeypatch.setitem(sys.modules, "timm", None)
+    outside.check_packages(plan.recipe)
+    assert str(initialize_state(again, plan)) == first
+    assert packages == []
+    assert all(torch.equal(value, fetched[name]) for name, value in again.network.module.state_dict().items())
 
 
 def test_published_weights_that_do_not_fit_are_one_line() -> None:

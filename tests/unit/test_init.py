@@ -142,6 +142,14 @@ def test_what_a_recipe_names_counts_before_what_was_published(name: str) -> None
     assert published(Init(dense="glorot-uniform"), recipe.model).dense == "glorot-uniform"
 
 
+@pytest.mark.parametrize(("name", "dense"), [("efficientnet-lite0", "normal-0.01"), ("resnet50", "uniform-fan-in")])
+def test_a_new_head_beside_pretrained_weights_starts_small(name: str, dense: str) -> None:
+    chosen = make_recipe(f"model={name}", "init.from=weights.pth")
+    assert published(chosen.init, chosen.model).dense == dense
+    chosen = make_recipe(f"model={name}", "init.from=weights.pth", "init.dense=uniform-fan-out")
+    assert published(chosen.init, chosen.model).dense == "uniform-fan-out"
+
+
 @pytest.mark.parametrize(
     ("kind", "spread", "limit", "random_bias"),
     [

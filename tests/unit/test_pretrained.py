@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import pickle
+import string
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -57,14 +59,14 @@ def tensors_of(state: State) -> Tensors:
 
 
 def foreign(tensors: Tensors) -> Tensors:
-    """The same in the same order under other names, with the counters that torch's own norms have."""
+    """The same in the same order under names that nobody knows, with the counters that torch's own norms have."""
     made: Tensors = {}
     parts = list(dict.fromkeys(name.rpartition(".")[0] for name in tensors))
     for name, tensor in tensors.items():
         part, _, last = name.rpartition(".")
-        made[f"features.{parts.index(part)}.{last}"] = tensor
+        made[f"part_{string.ascii_letters[parts.index(part)]}.{last}"] = tensor
         if last == "running_var":
-            made[f"features.{parts.index(part)}.num_batches_tracked"] = torch.tensor(3)
+            made[f"part_{string.ascii_letters[parts.index(part)]}.num_batches_tracked"] = torch.tensor(3)
     return made
 
 
@@ -158,16 +160,69 @@ def test_foreign_tensors_that_lost_their_order_are_refused_and_nothing_changes(t
     theirs = foreign(tensors_of(trained()))
     names = {"alphabetical": sorted(theirs), "reversed": list(theirs)[::-1], "swapped": list(theirs)}[order]
     if order == "swapped":  # two tensors of one shape
-        a, b = names.index("features.1.weight"), names.index("features.1.bias")
+        a, b = names.index("part_b.weight"), names.index("part_b.bias")
         names[a], names[b] = names[b], names[a]
     torch.save({name: theirs[name] for name in names}, tmp_path / "weights.pth")
     ours = make_state()
     before = tensors_of(ours)
-    with pytest.raises(
-        UserError, match=r"does not fit this network: 'features\.\d+\.\w+' .* stands where '.*' .* should"
-    ):
+    with pytest.raises(UserError, match=r"does not fit this network: 'part_\w\.\w+' .* stands where '.*' .* should"):
         load_from(ours.network.module, tmp_path / "weights.pth")
     assert same(tensors_of(ours), before)
+
+
+def published(tensors: Tensors) -> Tensors:
+    """A residual network's tensors under torchvision's and timm's names."""
+    words = {
+        "stem.conv": "conv1",
+        "stem.norm": "bn1",
+        "/unit": ".",
+        "stage": "layer",
+        ".norm": ".bn",
+        "head.dense": "fc",
+    }
+    made = {}
+    for name, tensor in tensors.items():
+        for ours, theirs in words.items():
+            name = name.replace(ours, theirs)  # noqa: PLW2901 - word by word
+        made[name] = tensor
+    return made
+
+
+@pytest.mark.parametrize("classes", [10, 7])
+def test_published_names_in_a_safetensors_file_are_matched_though_it_sorts_them(tmp_path: Path, classes: int) -> None:
+    theirs = tensors_of(trained(f"data.classes={classes}"))
+    save_file(published(theirs), tmp_path / "model.safetensors")
+    ours = make_state()
+    loaded = load_from(ours.network.module, tmp_path / "model.safetensors")
+    assert loaded.tensors == (37 if classes == 10 else 35)
+    same_head = {} if classes == 10 else {name: theirs[name] for name in loaded.initial}
+    expected = {name: value for name, value in theirs.items() if name not in same_head}
+    assert all(torch.equal(tensors_of(ours)[name], value) for name, value in expected.items())
+
+
+def test_unknown_names_in_a_safetensors_file_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    save_file(foreign(tensors_of(trained())), tmp_path / "w.safetensors")
+    message = one_line(tmp_path / "w.safetensors")
+    assert message.endswith("neither torchvision's nor timm's; save them with torch.save, which keeps it")
+
+
+def test_the_arguments_that_training_scripts_save_beside_the_weights_do_no_harm(tmp_path: Path) -> None:
+    theirs = tensors_of(trained())
+    averaged = {name: value + 1 for name, value in theirs.items()}
+    arguments = argparse.Namespace(lr=0.1, data=None)
+    torch.save({"state_dict": foreign(theirs), "args": arguments}, tmp_path / "plain.pth")
+    torch.save({"state_dict": theirs, "state_dict_ema": averaged, "args": arguments}, tmp_path / "ema.pth")
+    assert same(tensors_of(make_state(words_from(tmp_path / "plain.pth"))), theirs)
+    assert same(tensors_of(make_state(words_from(tmp_path / "ema.pth"))), averaged)
+
+
+@torch.no_grad()
+def test_a_dense_layer_may_be_a_convolution_of_one_pixel_elsewhere() -> None:
+    ours = nn.Sequential(OrderedDict(stem=nn.Conv2d(3, 4, 1), dense1=nn.Linear(4, 6), head=nn.Linear(6, 5)))
+    theirs = {f"part_{name}": torch.rand_like(value) for name, value in ours.state_dict().items()}
+    wide = {name: value[:, :, None, None] if "dense1.weight" in name else value for name, value in theirs.items()}
+    assert load_weights(ours, wide, "x").initial == []
+    assert same({f"part_{name}": value for name, value in ours.state_dict().items()}, theirs)
 
 
 @pytest.mark.parametrize("naming", ["ours", "foreign"])

@@ -32,7 +32,7 @@ IMAGES = 1_281_167
 NO_ACCELERATOR = Machine(cores=8, memory=16 << 30)
 OWN = {
     "cifar10/efficientnet-cifar", "cifar10/resnet18", "cifar10/resnet20", "cifar10/resnext29", "cifar10/vgg16-bn",
-    "images/resnet18", "images/resnet50-finetune",
+    "images/resnet18", "images/resnet50-finetune", "images/efficientnet-lite0-finetune",
 }  # fmt: skip
 """Recipes of Paceline's own."""
 

@@ -56,6 +56,7 @@ SMALL = {
     "inception-v4": 75,
     "{name: inception-resnet-v2, units: [1, 1, 2]}": 75,
     "efficientnet-cifar": 16,
+    "{name: efficientnet-lite0, width: 0.25, divisor: 4}": 32,
     "mobilenet-v2": 32,
     "mobilenet-v3-small": 32,
 }

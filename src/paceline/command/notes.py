@@ -10,9 +10,13 @@ from paceline.data.index.formats import counted, first_few
 from paceline.data.index.scan import open_index
 from paceline.data.index.table import Flag, Index
 from paceline.data.inspect.describe import class_sizes
+from paceline.errors import PlanError
 from paceline.job import Job
+from paceline.model.packages import check_packages
+from paceline.model.sources import contradictions
 from paceline.planning import Plan
 from paceline.settings.data import Files
+from paceline.settings.recipe import Recipe
 
 _UNEQUAL = 3
 """So many times the images of the smallest class make the largest one worth a word."""
@@ -43,7 +47,8 @@ def describe_found(index: Index) -> str:
 
 def notes_of(job: Job, index: Index | None) -> list[str]:
     """Notes on the numbers of a job's plan, its images, and where it would run."""
-    notes = [*_length_notes(job.plan), *_rate_notes(job.plan)]
+    recipe = job.plan.recipe
+    notes = [*_missing_package(recipe), *contradictions(recipe), *_length_notes(job.plan), *_rate_notes(job.plan)]
     if index is not None:
         notes += [*_validation_notes(job.plan), *_class_notes(index), *index.notes]
     variable = locate.set_variable()
@@ -52,6 +57,15 @@ def notes_of(job: Job, index: Index | None) -> list[str]:
     if job.plan.placement.device == "cuda" and not job.machine.accelerators:
         notes.append("on.device is cuda, and no CUDA device is visible on this machine")
     return notes
+
+
+def _missing_package(recipe: Recipe) -> list[str]:
+    """What `train` would refuse here, though another machine may have it."""
+    try:
+        check_packages(recipe)
+    except PlanError as fault:
+        return [str(fault)]
+    return []
 
 
 def _length_notes(plan: Plan) -> list[str]:

@@ -11,6 +11,7 @@ from paceline.command.tables import show_facts, show_line, show_rows
 from paceline.errors import SpecError
 from paceline.job import Job, ask, make_job
 from paceline.model import tables
+from paceline.model.sources import told
 from paceline.planning import Plan
 from paceline.record import numbers_of
 from paceline.settings.data import Made, Shapes
@@ -60,6 +61,7 @@ def _parts(job: Job) -> dict[str, Any]:
     return {
         "network": _network(job.plan),
         "data": _data(job),
+        **_source(recipe),
         "optimizer": _kind(recipe.optimizer),
         "schedule": _kind(recipe.schedule),
     }
@@ -79,6 +81,23 @@ def _data(job: Job) -> str:
     if isinstance(data, Shapes | Made):
         return f"{data.name}, drawn by Paceline"
     return f"{data.name} in {job.data_folder}" if job.data_folder else f"{data.name}, as published; not looked for"
+
+
+def _source(recipe: Recipe) -> dict[str, str]:
+    """Where the first weights come from, and what they were trained with."""
+    if recipe.init.from_ is None:
+        return {}
+    values = [f"{key.partition('.')[2]} {_shown(value)}" for key, value in told(recipe).items() if value is not None]
+    return {"first weights": recipe.init.from_, "trained with": ", ".join(values) or "not known"}
+
+
+def _shown(value: Any) -> str:
+    """A value with its numbers rounded, and one number for equal ones."""
+    if isinstance(value, Settings):
+        return _kind(value)
+    if isinstance(value, tuple):
+        return " ".join(dict.fromkeys(map(_shown, value)))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _kind(chosen: Settings) -> str:

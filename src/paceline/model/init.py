@@ -49,8 +49,13 @@ _PUBLISHED: dict[type[Model], tuple[str, str]] = {
 
 
 def published(init: Init, model: Model) -> Init:
-    """The initialization with 'published' replaced by what the network was published with."""
+    """The initialization with 'published' replaced by what the network was published with.
+
+    A new head beside weights from elsewhere starts small: drawn by its few classes, it would drown what they know.
+    """
     conv, dense = _PUBLISHED.get(type(model), ("he-fan-out", "uniform-fan-in"))
+    if init.from_ is not None and dense == "uniform-fan-out":
+        dense = "normal-0.01"
     update = {
         "conv": conv if init.conv == "published" else init.conv,
         "dense": dense if init.dense == "published" else init.dense,

@@ -47,9 +47,24 @@ class BlurredConv(nn.Conv2d):
         return super().forward(F.avg_pool2d(F.avg_pool2d(x, 2, 1, padding=1), 2, 1))
 
 
-def conv(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1, *, blur: bool = False) -> nn.Conv2d:
-    """A convolution without bias that keeps the side, or halves it with stride 2, blurred before that if asked."""
-    kind = BlurredConv if blur and stride > 1 else nn.Conv2d
+class SameConv(nn.Conv2d):
+    """A strided convolution padded as TensorFlow's 'SAME': just enough zeros, the odd one after the last pixel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        size, stride = self.kernel_size[0], self.stride[0]
+        zeros = [max(0, (-(-side // stride) - 1) * stride + size - side) for side in (x.shape[3], x.shape[2])]
+        around = [part for count in zeros for part in (count // 2, count - count // 2)]
+        return F.conv2d(F.pad(x, around), self.weight, None, stride, groups=self.groups)
+
+
+def conv(
+    inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1, *, blur: bool = False, same: bool = False
+) -> nn.Conv2d:
+    """A convolution without bias that keeps the side, or halves it with stride 2, blurred before that if asked.
+
+    With `same` the zeros around what a strided one sees are TensorFlow's.
+    """
+    kind = nn.Conv2d if stride == 1 else BlurredConv if blur else SameConv if same else nn.Conv2d
     return kind(inputs, outputs, size, stride, padding=size // 2, groups=groups, bias=False)
 
 

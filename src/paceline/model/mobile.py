@@ -36,16 +36,18 @@ class InvertedUnit(Layer):
     """A 1x1 convolution that widens, a grouped one, squeeze-and-excite, a 1x1 that narrows; a shortcut where it fits.
 
     A unit that is no wider inside does not widen. `drop` is the fraction of images for which the branch is left out.
+    With `same` the grouped convolution is padded as TensorFlow does.
     """
 
-    def __init__(self, shape: UnitShape, drop: float, make_norm: MakeNorm) -> None:
+    def __init__(self, shape: UnitShape, drop: float, make_norm: MakeNorm, *, same: bool = False) -> None:
         super().__init__()
         inside, activation = shape.inside, shape.activation
         self.identity = shape.identity
         layers: list[nn.Module] = []
         if inside != shape.inputs:
             layers.append(ConvNorm(conv(shape.inputs, inside, 1), make_norm, activation))
-        layers.append(ConvNorm(conv(inside, inside, shape.size, shape.stride, shape.groups), make_norm, activation))
+        window = conv(inside, inside, shape.size, shape.stride, shape.groups, same=same)
+        layers.append(ConvNorm(window, make_norm, activation))
         if shape.squeeze:
             layers.append(SqueezeExcite(inside, shape.squeeze))
         self.wide = Chain(*layers)
@@ -61,10 +63,11 @@ class InvertedUnit(Layer):
 
 def trunk(shape: NetworkShape, channels: int, make_norm: MakeNorm) -> dict[str, nn.Module]:
     """The named blocks up to the last convolution; later units are left out more often, the first never."""
-    first = conv(channels, shape.stem, 3, shape.stem_stride)
+    first = conv(channels, shape.stem, 3, shape.stem_stride, same=shape.same)
     blocks: dict[str, nn.Module] = {"stem": ConvNorm(first, make_norm, shape.activation)}
     for index, (name, unit) in enumerate(shape.units.items()):
-        blocks[name] = InvertedUnit(unit, (1 - shape.survival) * index / len(shape.units), make_norm)
+        drop = (1 - shape.survival) * index / len(shape.units)
+        blocks[name] = InvertedUnit(unit, drop, make_norm, same=shape.same)
     last = conv(unit.outputs, shape.top, 1)
     return blocks | {"top": ConvNorm(last, make_norm, shape.activation)}
 
@@ -74,8 +77,7 @@ def inverted_blocks(
 ) -> dict[str, nn.Module]:
     """The named blocks of an EfficientNet or a MobileNet v2."""
     shape = mobile_tables.shape(model)
-    if model.name in ("efficientnet-b5", "efficientnet-b6", "efficientnet-b7"):
-        make_norm = make_norm.published(epsilon=1e-3, momentum=0.01)
+    make_norm = make_norm.published(*mobile_tables.norm_numbers(model))
     return trunk(shape, channels, make_norm) | {"head": Head(shape.top, classes, shape.dropout)}
 
 
@@ -94,5 +96,5 @@ def mobilenet3_blocks(model: MobileNetV3, channels: int, classes: int, make_norm
     """The named blocks of a MobileNet v3."""
     shape = mobile_tables.shape(model)
     features = round_channels(MOBILENET3_DENSE[model.name] * model.width)
-    blocks = trunk(shape, channels, make_norm.published(epsilon=1e-3, momentum=0.01))
+    blocks = trunk(shape, channels, make_norm.published(*mobile_tables.norm_numbers(model)))
     return blocks | {"dense1": PooledDense(shape.top, features), "head": Head(features, classes, shape.dropout)}

@@ -19,6 +19,11 @@ EFFICIENTNETS: dict[str, tuple[float, float, float]] = {
     "efficientnet-b6": (1.8, 2.6, 0.5),
     "efficientnet-b7": (2.0, 3.1, 0.5),
     "efficientnet-cifar": (0.5, 1.0, 0.0),
+    "efficientnet-lite0": (1.0, 1.0, 0.2),
+    "efficientnet-lite1": (1.0, 1.1, 0.2),
+    "efficientnet-lite2": (1.1, 1.2, 0.3),
+    "efficientnet-lite3": (1.2, 1.4, 0.3),
+    "efficientnet-lite4": (1.4, 1.8, 0.3),
 }
 """Width and depth as multiples of B0's, and dropout."""
 
@@ -106,6 +111,8 @@ class NetworkShape:
     dropout: float
     stem_stride: int = 2
     survival: float = 1.0
+    same: bool = False
+    """Whether strided convolutions are padded as TensorFlow does."""
 
 
 def round_channels(channels: float, divisor: int = 8) -> int:
@@ -125,27 +132,46 @@ def shape(model: Mobile) -> NetworkShape:
             return _mobilenet3(model)
 
 
+def norm_numbers(model: Mobile) -> tuple[float, float]:
+    """Epsilon and momentum of the norms that a network was published with."""
+    match model:
+        case EfficientNet(name="efficientnet-b5" | "efficientnet-b6" | "efficientnet-b7") | MobileNetV3():
+            return 1e-3, 0.01
+        case EfficientNet() if is_lite(model):
+            return 1e-3, 0.1
+        case EfficientNet() | MobileNetV2():
+            return 1e-5, 0.1
+
+
 def _efficientnet(model: EfficientNet) -> NetworkShape:
     width, depth, dropout = EFFICIENTNETS[model.name]
     width, depth = model.width or width, model.depth or depth
-    cifar = model.name == "efficientnet-cifar"
+    cifar, lite = model.name == "efficientnet-cifar", is_lite(model)
+    activation: Activation = model.activation or ("relu6" if lite else "silu")
+    squeezed = model.squeeze_excite if model.squeeze_excite is not None else 0.0 if lite else 0.25
     units: dict[str, UnitShape] = {}
-    stem = inputs = round_channels(32 * width, model.divisor)
+    stem = inputs = round_channels(32 * (1 if lite else width), model.divisor)
     for stage, (size, stride, count, channels) in enumerate(EFFICIENTNET_STAGES, 1):
         outputs = round_channels(channels * width, model.divisor)
-        for unit in range(1, math.ceil(count * depth) + 1):
+        fixed = lite and stage in (1, len(EFFICIENTNET_STAGES))
+        for unit in range(1, math.ceil(count * (1 if fixed else depth)) + 1):
             inside = inputs * (model.expand_ratio if stage > 1 else 1)
             strides = stride if unit == 1 and not (cifar and stage == 2) else 1
-            squeeze = Squeeze(max(1, int(inputs * model.squeeze_excite)), model.activation, "sigmoid")
+            squeeze = Squeeze(max(1, int(inputs * squeezed)), activation, "sigmoid") if squeezed else None
             units[f"stage{stage}/unit{unit}"] = UnitShape(
-                inputs, inside, outputs, size, strides, _groups(inside, model.group_dim), model.activation,
-                squeeze if model.squeeze_excite else None,
-            )  # fmt: skip
+                inputs, inside, outputs, size, strides, _groups(inside, model.group_dim), activation, squeeze
+            )
             inputs = outputs
     return NetworkShape(
-        stem, units, round_channels(model.top_width * width, model.divisor), model.activation,
+        stem, units, round_channels(model.top_width * (1 if lite else width), model.divisor), activation,
         dropout if model.dropout is None else model.dropout, 1 if cifar else 2, model.survival,
+        model.padding == "same" or (model.padding is None and lite),
     )  # fmt: skip
+
+
+def is_lite(model: EfficientNet) -> bool:
+    """Whether it is one of the Lite networks, whose stem and last layers are the same at any width and depth."""
+    return model.name.startswith("efficientnet-lite")
 
 
 def _mobilenet2(model: MobileNetV2) -> NetworkShape:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paceline.errors import PlanError
+from paceline.data.index.file import cache_folder
+from paceline.errors import PlanError, UserError
 from paceline.facts import DataFacts
 from paceline.settings.model import External
 from paceline.settings.recipe import Recipe
@@ -23,13 +27,14 @@ Maker = Callable[[], "nn.Module"]
 
 
 class Package(NamedTuple):
-    """Where networks come from that are not Paceline's; each function takes a network's name there."""
+    """Where networks come from that are not Paceline's; each function takes the key that names it in the recipe and the
+    network's name there."""
 
     check: Callable[[str, str], None]
-    """Refuse, without loading torch, what cannot be there; the first argument is the key that names it."""
-    create: Callable[[str, DataFacts], Maker]
+    """Refuse, without loading torch, what cannot be there."""
+    create: Callable[[str, str, DataFacts], Maker]
     """Of the network for images of these facts, its weights drawn by torch."""
-    published: Callable[[str], Maker] | None
+    published: Callable[[str, str], Maker] | None
     """Of the network with its published weights, as these need it; None where there are none."""
 
 
@@ -38,30 +43,50 @@ def _installed(package: str) -> Callable[[str, str], None]:
 
     def check(key: str, _network: str) -> None:
         if find_spec(package) is None:
-            instead = "the weights of a file or a run" if key == "init.from" else "a network of Paceline's"
-            raise PlanError(f"{key}: {package} is not installed; write pip install {package}, or {instead}")
+            raise PlanError(f"{key}: {package} is not installed; {_remedy(package, key)}")
 
     return check
 
 
-def _timm(name: str, **options: Any) -> Maker:
-    return partial(importlib.import_module("timm").create_model, name, **options)
+def _remedy(package: str, key: str) -> str:
+    """What to write where a package does not load: one that fits the installed torch, or something else instead."""
+    instead = "a .safetensors or .pth file, or a run" if key == "init.from" else "a network of Paceline's"
+    version = metadata.version("torch")
+    if version.endswith("+cpu"):  # pip's torchvision is built for the torch with CUDA
+        return f"pip has no torchvision for the CPU-only torch {version}, so write {instead}"
+    release = re.match(r"2\.(\d+)", version)
+    fitting = f"torchvision==0.{int(release[1]) + 15}.*" if release else "torchvision"
+    packages = f"'{fitting}'" if package == "torchvision" else f"{package} '{fitting}'"
+    return f"write pip install {packages}, which fits torch {version}, or {instead}"
 
 
-def _torchvision(name: str, **options: Any) -> Maker:
-    return partial(importlib.import_module("torchvision.models").get_model, name, **options)
+def _import(module: str, key: str) -> Any:
+    """A module of a package; whatever goes wrong in there, as with one made for another torch, is one line."""
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except Exception as fault:  # noqa: BLE001 - a library that does not fit may raise anything
+        raise PlanError(f"{key}: {package} cannot be imported: {first_line(fault)}; {_remedy(package, key)}") from None
+
+
+def _timm(key: str, name: str, **options: Any) -> Maker:
+    return partial(_import("timm", key).create_model, name, **options)
+
+
+def _torchvision(key: str, name: str, **options: Any) -> Maker:
+    return partial(_import("torchvision.models", key).get_model, name, **options)
 
 
 PACKAGES = {
     "timm": Package(
         _installed("timm"),
-        lambda name, facts: _timm(name, pretrained=False, num_classes=facts.classes, in_chans=facts.channels),
-        lambda name: _timm(name, pretrained=True),
+        lambda key, name, facts: _timm(key, name, pretrained=False, num_classes=facts.classes, in_chans=facts.channels),
+        lambda key, name: _timm(key, name, pretrained=True),
     ),
     "torchvision": Package(
         _installed("torchvision"),
-        lambda name, facts: _torchvision(name, weights=None, num_classes=facts.classes),
-        lambda name: _torchvision(name, weights="DEFAULT"),
+        lambda key, name, facts: _torchvision(key, name, weights=None, num_classes=facts.classes),
+        lambda key, name: _torchvision(key, name, weights="DEFAULT"),
     ),
 }
 """Each by its name in `model: NAME:NETWORK`, the names of External."""
@@ -72,7 +97,7 @@ def check_packages(recipe: Recipe) -> None:
     if isinstance(recipe.model, External):
         PACKAGES[recipe.model.name].check("model", recipe.model.network)
     package, name = split_source(recipe.init.from_ or "")
-    if package is not None:
+    if package is not None and not cached_weights(package, name).is_file():
         PACKAGES[package].check("init.from", name)
 
 
@@ -80,7 +105,7 @@ def network_maker(package: str, name: str, facts: DataFacts) -> Maker:
     """Makes a network of a package for images of these facts."""
     PACKAGES[package].check("model", name)
     with _faults_of(package, name):
-        make = PACKAGES[package].create(name, facts)
+        make = PACKAGES[package].create("model", name, facts)
     return _faults_of(package, name)(make)
 
 
@@ -90,7 +115,12 @@ def published_network(package: str, name: str) -> nn.Module:
     assert published is not None, "split_source knows which packages publish weights"
     PACKAGES[package].check("init.from", name)
     with _faults_of(package, name):
-        return published(name)()
+        return published("init.from", name)()
+
+
+def cached_weights(package: str, name: str) -> Path:
+    """Where published weights are once they have been fetched; a copy of this file serves machines that are offline."""
+    return cache_folder() / "weights" / f"{package}-{re.sub(r'[^A-Za-z0-9_.-]', '-', name)}.pth"
 
 
 def split_source(source: str) -> tuple[str | None, str]:
@@ -104,6 +134,8 @@ def split_source(source: str) -> tuple[str | None, str]:
 def _faults_of(package: str, name: str) -> Iterator[None]:
     try:
         yield
+    except UserError:
+        raise
     except Exception as fault:  # noqa: BLE001 - whatever another package finds wrong is the user's to know
         raise PlanError(f"{package}:{name}: {package} cannot make it: {first_line(fault)}") from None
 

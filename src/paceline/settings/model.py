@@ -128,11 +128,13 @@ class CifarResNeXt(Settings):
 
 
 class EfficientNet(Settings):
-    """EfficientNet B0 to B7, and the half-width one for 32-pixel images."""
+    """EfficientNet B0 to B7, the half-width one for 32-pixel images, and Lite 0 to 4, which have ReLU6, no
+    squeeze-and-excite, and the same stem and last layers at any width and depth."""
 
     name: Literal[
         "efficientnet-b0", "efficientnet-b1", "efficientnet-b2", "efficientnet-b3", "efficientnet-b4",
-        "efficientnet-b5", "efficientnet-b6", "efficientnet-b7", "efficientnet-cifar",
+        "efficientnet-b5", "efficientnet-b6", "efficientnet-b7", "efficientnet-cifar", "efficientnet-lite0",
+        "efficientnet-lite1", "efficientnet-lite2", "efficientnet-lite3", "efficientnet-lite4",
     ]  # fmt: skip
     width: Factor | None = None
     """What B0's channels are multiplied by; left out, what the name stands for."""
@@ -141,20 +143,24 @@ class EfficientNet(Settings):
     divisor: Channels = 8
     """Channels are rounded to a multiple of this."""
     top_width: Annotated[int, Field(gt=0, le=100_000)] = 1280
-    """Channels of the last convolution, before `width`."""
+    """Channels of the last convolution, before `width`, which leaves it alone in Lite networks."""
     expand_ratio: Few = 6
     """How much wider a unit is inside than outside, after the first stage."""
     group_dim: Channels = 1
     """Channels of each group of the k x k convolutions: 1 is depthwise, the modified networks have 16 (and
     expand_ratio 4)."""
-    squeeze_excite: Fraction = 0.25
-    """Channels of squeeze-and-excite as a fraction of a unit's input; 0 leaves it out."""
+    squeeze_excite: Fraction | None = None
+    """Channels of squeeze-and-excite as a fraction of a unit's input, 0 for none; left out, 0.25, and 0 in Lite
+    networks."""
     survival: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Probability that the last unit's branch is kept for an image; earlier units' are kept more often."""
     dropout: Fraction | None = None
     """Fraction of the features dropped before the last dense layer; left out, what the name stands for."""
-    activation: Literal["silu", "relu"] = "silu"
-    """The activation (silu is also called swish)."""
+    activation: Literal["silu", "relu", "relu6"] | None = None
+    """The activation; left out, silu (also called swish), and relu6 in Lite networks."""
+    padding: Literal["symmetric", "same"] | None = None
+    """Zeros around what a strided convolution sees: as many on either side, or TensorFlow's 'SAME', which puts the odd
+    one after the last pixel; left out, symmetric, and same in Lite networks."""
 
 
 class MobileNetV2(Settings):

@@ -62,14 +62,16 @@ class Init(Settings):
     dense: Literal[
         "published", "uniform-fan-in", "uniform-fan-out", "glorot-uniform", "normal-0.1", "normal-0.01",
     ] = "published"  # fmt: skip
-    """Dense layers: as the network was published; torch's default (with a random bias); uniform by outputs; Glorot
-    uniform; or normal with a deviation of 0.1 or 0.01 (biases zero)."""
+    """Dense layers: as the network was published (a new head of an EfficientNet beside pretrained weights is
+    normal-0.01); torch's default (with a random bias); uniform by outputs; Glorot uniform; or normal with a deviation
+    of 0.1 or 0.01 (biases zero)."""
     zero_gamma: Literal["none", "residual", "identity", "one-branch"] = "none"
     """Which norm scales start at zero: none, the last of each residual branch, only those of units without projection
     (as TF1 does in bottlenecks), or the projection's where there is one and else the branch's (Graphcore PyTorch)."""
     from_: str | None = Field(default=None, alias="from")
-    """Weights to start from: a run folder, a .safetensors or .pth file, or published ones as timm:NAME or
-    torchvision:NAME; a head for another number of classes starts anew."""
+    """Weights to start from: a run folder, a .safetensors or .pth file, published ones as timm:NAME or
+    torchvision:NAME, or the file in a Python package as pip:NAME. What they were trained with (mean, std, side, resize,
+    padding, epsilon) holds where the recipe says nothing; a head for another number of classes starts anew."""
 
 
 class Loss(Settings):
