@@ -128,13 +128,12 @@ def load(run: RunPath, checkpoint: int | str | None = None, device: str = "cpu")
     """The network of a run as a torch module, which has `classes`, `preprocess` and `predict`; the best checkpoint is
     taken unless another is named."""
     folder, which = Path(run), _which(checkpoint) or "best"
-    words = [f"on.device={device}", "on.precision=fp32", "on.weights=auto", "on.compile=false"]
-    network_job(folder, words)
+    network_job(folder, [])
     steps_to_evaluate(folder, Selection(which))
     from paceline.prediction import TrainedNetwork
-    from paceline.training.opened import open_run
+    from paceline.training.opened import REFERENCE, open_run
 
-    return TrainedNetwork(open_run(folder, which, words))
+    return TrainedNetwork(open_run(folder, which, [*REFERENCE, f"on.device={device}"]))
 
 
 def export(

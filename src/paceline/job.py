@@ -33,6 +33,10 @@ from paceline.settings.schema import addresses
 from paceline.sink.log import LOG
 
 DEFAULT_RECIPE = "shapes/resnet8"
+_ALONE = (
+    "on.replicas=1", "on.micro_batch=auto", "on.graphs=auto", "on.data_on_device=auto", "on.decoded_validation=false",
+)  # fmt: skip
+"""What a placement keeps of training, or of the run's own data, and a network that is used alone has no need of."""
 
 
 @dataclass(frozen=True)
@@ -311,7 +315,7 @@ def network_job(folder: Path, words: list[str], images: int | None = None) -> Jo
     """
     stored = stored_plan(folder)
     placed = parse(dump(stored.placement), str(folder))
-    for word in ["on.replicas=1", "on.micro_batch=auto", "on.decoded_validation=false", *words]:
+    for word in [*_ALONE, *words]:
         if not word.startswith("on."):
             raise SpecError(
                 f"'{cut(word)}': a run keeps its recipe; only on.* words may change, such as on.precision=fp32"

@@ -17,7 +17,7 @@ from paceline.data.load.decode import Undecodable
 from paceline.errors import RunError, SpecError
 from paceline.job import make_job, prepare_folder
 from paceline.record import latest, rows_of
-from paceline.training.opened import open_run
+from paceline.training.opened import REFERENCE, open_run
 from paceline.training.save import save
 from trained_run import CLASSES, train_on_images
 
@@ -79,6 +79,12 @@ def test_a_network_for_channels_that_no_image_file_has_is_refused(tmp_path: Path
     run = trained_on_generated(tmp_path, "data.channels=1", "data.mean=[0.5]", "data.std=[0.5]")
     with pytest.raises(RunError, match="takes images of 1 channels, and those in files have 3"):
         open_run(run)
+
+
+def test_a_placement_that_only_training_has_use_for_is_no_hindrance(tmp_path: Path) -> None:
+    run = trained_on_generated(tmp_path, "on.data_on_device=true", "on.recompute=all")
+    assert open_run(run, words=REFERENCE).plan.placement.data_on_device is False
+    assert open_run(run).classes == tuple(map(str, range(10)))
 
 
 def test_only_the_placement_of_a_run_may_change(tmp_path: Path) -> None:

@@ -17,13 +17,7 @@ from paceline.exporting.writers import write_model
 from paceline.files import disk_faults, write_whole
 from paceline.record import json_text
 from paceline.settings.data import Center
-from paceline.training.opened import OpenedRun, open_run
-
-_REFERENCE = (
-    "on.device=cpu", "on.precision=fp32", "on.weights=auto", "on.kernels=plain", "on.compile=false", "on.graphs=auto",
-    "on.decoder=auto", "on.recompute=[]",
-)  # fmt: skip
-"""An export is made from, and compared with, the network in float32 on the CPU."""
+from paceline.training.opened import REFERENCE, OpenedRun, open_run
 
 
 @dataclass(frozen=True)
@@ -40,7 +34,7 @@ def export_run(request: ExportRequest, allow_difference: bool = False) -> Export
     """Write a network, run it on real images, and move it into place if it answers as the run's own network does."""
     sample = request.sample
     images = None if sample.table is None else len(sample.table)
-    opened = open_run(request.run, request.checkpoint, _REFERENCE, images)
+    opened = open_run(request.run, request.checkpoint, REFERENCE, images)
     described = _described(request, opened)
     batches, labels = sample_batches(opened, sample)
     with disk_faults(RunError, request.out, "cannot be written", "choose another folder with --out"):

@@ -32,6 +32,12 @@ from paceline.training.restore import copy_tensors
 from paceline.training.selection import Selection, steps_to_evaluate
 from paceline.world import World, init_world
 
+REFERENCE = (
+    "on.device=cpu", "on.precision=fp32", "on.weights=auto", "on.kernels=plain", "on.compile=false", "on.decoder=auto",
+    "on.recompute=[]",
+)  # fmt: skip
+"""The placement of a network in float32 on the CPU, as every machine has it."""
+
 
 @dataclass(frozen=True)
 class OpenedRun:
