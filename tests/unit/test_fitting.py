@@ -21,6 +21,7 @@ from paceline.settings.data import Cifar, Files
 def own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr(fitting, "find_spec", lambda _: None)  # no weights, whatever is installed
     for name in ("DATA_DIR", "DATASETS_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -80,10 +81,12 @@ def test_a_word_takes_the_place_of_a_choice(tmp_path: Path) -> None:
 def test_weights_that_are_at_hand_are_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = photos(tmp_path / "photos")
     assert chosen(folder, "init.from=mine.pth")["recipe"] == "images/resnet50-finetune"
-    monkeypatch.setattr(fitting, "find_spec", lambda _: object())
+    monkeypatch.setattr(fitting, "find_spec", lambda name: object() if name == "torchvision" else None)
     assert chosen(folder)["recipe"] == "images/resnet18"
     put(tmp_path / "torch", "hub/checkpoints/resnet50-11ad3fa6.pth")
     assert chosen(folder)["recipe"] == "images/resnet50-finetune"
+    monkeypatch.setattr(fitting, "find_spec", lambda _: object())
+    assert chosen(folder)["recipe"] == "images/efficientnet-lite0-finetune"
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
