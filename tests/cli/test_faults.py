@@ -37,6 +37,13 @@ FAULTS = [
     (["train", "."], ".: no data set is recognized here; expected CIFAR's binary files"),
     (["plan", "."], ".: no data set is recognized here; expected CIFAR's binary files"),
     (["plan", "photos", "data.side=x"], "'data.side=x': data.side: expected a whole number"),
+    (
+        ["plan", "images/resnet18", "data=photos"],
+        "'photos' is a folder, not the name of a data set; write --data photos",
+    ),
+    (["trian", "photos"], "no command is named 'trian'; did you mean 'train'?"),
+    (["data", "chekc", "photos"], "no command is named 'chekc'; did you mean 'check'?"),
+    (["photos"], "'photos' is a folder, not a command; to train on its images write: paceline train photos"),
     (["train", "photos", "epochs=0"], "'epochs=0': epochs: input should be greater than 0"),
     (["plan", "generated.yaml", "--data", "."], "--data .: generated.yaml draws its own images (generated)"),
     (["train", "cifar10/resnet20", "--data", "twice.yaml"], "twice.yaml: this is a file; --data takes the folder of"),
@@ -74,7 +81,7 @@ def test_a_fault_is_one_line_and_never_loads_torch(tmp_path: Path, words: list[s
     (tmp_path / "twice.yaml").write_text("epochs: 3\nepochs: 4\n")
     (tmp_path / "typo.yaml").write_text("model: resnet8\nepochs: 1\noptimizer: {name: sgd, momentm: 1}\n")
     (tmp_path / "labels.csv").write_text("")
-    if "photos" in words:
+    if any("photos" in word for word in words):
         put(tmp_path, *(f"photos/{name}/{number}.jpg" for name in ("cat", "dog") for number in range(3)))
     (tmp_path / "generated.yaml").write_text(SMALL)
     (tmp_path / "on.yaml").write_text(SMALL.replace("report: 1 steps", "on: {precision: bf16}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -95,10 +96,7 @@ def _complaint(error: Any, path: KeyPath, noun: str, around: type[Settings] | No
     if kind == "missing":
         return f"{noun} needs '{last}'" if isinstance(last, str) else f"expected more than {last} values in this list"
     if kind == "union_tag_invalid":
-        name = str(value.get("name") if isinstance(value, dict) else value)
-        unlike = path == ("data",) and not instead_of_value(name, choices)
-        folder = "; a folder of images is given by --data FOLDER" if unlike else ""
-        return f"no {last} is named {quoted(name)}{nearest_kind(name, choices)}{folder}"
+        return _unknown_kind(str(value.get("name") if isinstance(value, dict) else value), path, choices)
     if kind in ("dict_type", "model_attributes_type") and choices:
         return f"expected a name, such as {' or '.join(choices[:4])}, found {quoted(value)}"
     if kind == "union_tag_not_found":
@@ -115,6 +113,15 @@ def _complaint(error: Any, path: KeyPath, noun: str, around: type[Settings] | No
         if kind.startswith(start):
             return f"expected {words}, found {quoted(value)}"
     return f"{error['msg'][:1].lower()}{error['msg'][1:]}, found {quoted(value)}"
+
+
+def _unknown_kind(name: str, path: KeyPath, choices: list[str]) -> str:
+    """What is said of a kind that there is not; a folder is often written for the name of a data set."""
+    if path == ("data",) and os.path.isdir(name):  # noqa: PTH112 - Path would raise where it may not look
+        return f"{quoted(name)} is a folder, not the name of a data set; write --data {cut(name)} in its place"
+    unlike = path == ("data",) and not instead_of_value(name, choices)
+    folder = "; a folder of images is given by --data FOLDER" if unlike else ""
+    return f"no {path[-1]} is named {quoted(name)}{nearest_kind(name, choices)}{folder}"
 
 
 def _fitting(around: type[Settings], value: Any) -> list[str]:
