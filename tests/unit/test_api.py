@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -156,6 +157,19 @@ def test_the_page_on_python_runs_as_it_is_printed(
     for block in blocks:
         exec(block, names)
     assert (tmp_path / "shared/model.safetensors").is_file()
+
+
+@pytest.mark.long
+def test_the_notebook_runs_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = json.loads((Path(__file__).parents[2] / "docs/start.ipynb").read_text())
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        names: dict[str, Any] = {}
+        for cell in cells:
+            exec(cell.replace("epochs=1", "epochs=0.02"), names)
+        assert names["exported"].comparison.equal == names["exported"].comparison.images == 200
+        assert names["answer"].classes[0] in names["network"].classes
 
 
 @pytest.fixture(scope="module")

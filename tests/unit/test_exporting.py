@@ -191,7 +191,8 @@ def test_weights_with_names_of_torchvision_come_back_by_init_from(tmp_path: Path
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("model", "side"), [("resnet50", 64), ("efficientnet-b0", 64), ("mobilenet-v3-large", 64), ("inception-v3", 96)]
+    ("model", "side"),
+    [("resnet50", 64), ("efficientnet-b0", 64), ("mobilenet-v3-large", 64), ("{name: inception-v3, auxiliary: 0}", 96)],
 )
 def test_networks_of_every_family_answer_the_same_from_onnx(tmp_path: Path, model: str, side: int) -> None:
     run, _ = train_on_images(
