@@ -129,7 +129,9 @@ def _tables_in(folder: Path) -> list[str]:
 
 
 def _recipe(index: Index, given: dict[str, str]) -> Choice:
-    weights = given.get("init.from") or weights_at_hand()
+    # Weights that are found are those of one network, which is of no use to another one that was asked for.
+    found = None if {"model", "model.name"} & given.keys() else weights_at_hand()
+    weights = given.get("init.from") or found
     why = f"{weights} are weights to begin with" if weights else "no pretrained weights are at hand (init.from)"
     reason = f"{len(index.training):,} images of {len(index.classes):,} classes, and {why}"
     if weights is None:

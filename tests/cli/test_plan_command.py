@@ -6,7 +6,9 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from conftest import SMALL, Paceline
 from folders_made import picture, put
@@ -82,7 +84,7 @@ def test_a_plan_names_the_folder_and_marks_what_was_found_in_it(paceline: Paceli
 def test_a_plan_of_a_folder_says_what_was_found_and_why_what_was_chosen(paceline: Paceline, tmp_path: Path) -> None:
     names = [f"photos/{'cat' if number % 4 else 'dog'}/{number}.jpg" for number in range(40)]
     put(tmp_path, *names, "photos/dog/odd.heic2", content=picture(size=(60, 50)))
-    done = paceline("plan", "photos", "epochs=3")
+    done = paceline("plan", "photos", "epochs=3", "model=resnet18")
     assert done.returncode == 0, done.stderr
     printed = done.stdout
     assert printed.startswith("images/resnet18, fitted")
@@ -93,10 +95,10 @@ def test_a_plan_of_a_folder_says_what_was_found_and_why_what_was_chosen(paceline
     assert "epochs=" not in printed
     assert "note: classes are unequal: 'cat' has 24 training images, 'dog' 8; " in printed
     assert "note: 1 file was skipped: 1 .heic2" in printed
-    as_json = json.loads(paceline("plan", "--data", "photos", "--json").stdout)
+    as_json = json.loads(paceline("plan", "model=resnet18", "--data", "photos", "--json").stdout)
     assert as_json["found"] == found
     assert as_json["chosen"][0]["value"] == "images/resnet18"
-    yaml = paceline("plan", "photos", "--yaml").stdout
+    yaml = paceline("plan", "photos", "model=resnet18", "--yaml").stdout
     assert re.search(r"^  global_batch: 8 +# chosen: an epoch of 32 images then has 4 steps$", yaml, re.MULTILINE)
 
 
@@ -111,3 +113,43 @@ def test_a_folder_alone_is_trained_on(paceline: Paceline, tmp_path: Path) -> Non
     assert "\nnote: there are only 4 validation images: each is 25.0% of top-1\n" in done.stdout
     (run,) = (tmp_path / "runs").iterdir()
     assert run.name.startswith("photos-")
+
+
+def test_a_plan_names_the_first_weights_and_what_they_were_trained_with(paceline: Paceline, tmp_path: Path) -> None:
+    save_file({"_conv_stem.weight": np.ones(1, np.float32)}, tmp_path / "lite0.safetensors")
+    words = ("plan", "images/resnet50-finetune", "data=imagenet", "model=efficientnet-lite0")
+    done = paceline(*words, "init.from=lite0.safetensors")
+    rows = table(done.stdout)
+    assert rows["first weights"] == "lite0.safetensors"
+    assert rows["trained with"] == "mean 0.498, std 0.502, resize bicubic, padding same, epsilon 0.001"
+    assert "note" not in done.stdout
+    pages = paceline(*words, "init.from=lite0.safetensors", "--yaml").stdout
+    assert re.search(r"resize: bicubic +# init\.from", pages)
+    noted = paceline(*words, "init.from=lite0.safetensors", "norm.epsilon=1e-5").stdout
+    assert "note: norm.epsilon is 1e-05, and lite0.safetensors was trained with 0.001" in noted
+    assert "first weights" not in table(paceline("plan").stdout)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nothere.pth", "is not there; give a run folder, a .safetensors or .pth file, or timm:NAME"),
+        ("pip:not_there", "is not installed; write pip install not_there, or give a file of weights"),
+        ("bert.safetensors", "is a checkpoint of transformers, whose names of tensors Paceline does not know; take"),
+    ],
+)
+def test_a_plan_refuses_weights_that_cannot_be_used(
+    paceline: Paceline, tmp_path: Path, source: str, message: str
+) -> None:
+    save_file({"resnet.embedder.embedder.convolution.weight": np.ones(1, np.float32)}, tmp_path / "bert.safetensors")
+    done = paceline("plan", f"init.from={source}")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: init.from: {source} {message}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_package_that_is_not_installed_is_a_note(paceline: Paceline) -> None:
+    program = "import sys; sys.modules['timm'] = None; from paceline.cli import main; main()"  # even if it is
+    done = paceline("plan", "init.from=timm:resnet50", program=program)
+    assert done.returncode == 0
+    assert "note: init.from: timm is not installed; " in done.stdout

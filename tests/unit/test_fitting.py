@@ -87,6 +87,7 @@ def test_weights_that_are_at_hand_are_tuned(tmp_path: Path, monkeypatch: pytest.
     assert chosen(folder)["recipe"] == "images/resnet50-finetune"
     monkeypatch.setattr(fitting, "find_spec", lambda _: object())
     assert chosen(folder)["recipe"] == "images/efficientnet-lite0-finetune"
+    assert chosen(folder, "model=resnet18")["recipe"] == "images/resnet18"
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
