@@ -120,13 +120,13 @@ def test_a_plan_names_the_first_weights_and_what_they_were_trained_with(paceline
     words = ("plan", "images/resnet50-finetune", "data=imagenet", "model=efficientnet-lite0")
     done = paceline(*words, "init.from=lite0.safetensors")
     rows = table(done.stdout)
-    assert rows["first weights"] == "lite0.safetensors"
+    assert rows["first weights"] == str(tmp_path / "lite0.safetensors")
     assert rows["trained with"] == "mean 0.498, std 0.502, resize bicubic, padding same, epsilon 0.001"
     assert "note" not in done.stdout
     pages = paceline(*words, "init.from=lite0.safetensors", "--yaml").stdout
     assert re.search(r"resize: bicubic +# init\.from", pages)
     noted = paceline(*words, "init.from=lite0.safetensors", "norm.epsilon=1e-5").stdout
-    assert "note: norm.epsilon is 1e-05, and lite0.safetensors was trained with 0.001" in noted
+    assert f"note: norm.epsilon is 1e-05, and {tmp_path}/lite0.safetensors was trained with 0.001" in noted
     assert "first weights" not in table(paceline("plan").stdout)
 
 
@@ -144,7 +144,8 @@ def test_a_plan_refuses_weights_that_cannot_be_used(
     save_file({"resnet.embedder.embedder.convolution.weight": np.ones(1, np.float32)}, tmp_path / "bert.safetensors")
     done = paceline("plan", f"init.from={source}")
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: init.from: {source} {message}")
+    assert done.stderr.startswith("error: init.from: ")
+    assert f"{source} {message}" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
