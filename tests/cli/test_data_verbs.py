@@ -245,11 +245,11 @@ def test_names_that_are_not_utf_8_are_printed_with_escapes(paceline: Paceline, t
 
 def test_notes_on_what_is_skipped_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_folder(GOOD, tmp_path)
-    (tmp_path / "train" / "class000" / "x.heic").write_bytes(b"of a telephone")
+    (tmp_path / "train" / "class000" / "x.cr2").write_bytes(b"of a camera")
     (tmp_path / "train" / "empty").mkdir()
     for _ in range(2):
         data_check.run(tmp_path, [], 1, as_json=False)
         data_show.run(tmp_path, [], None, as_json=False)
         said = capsys.readouterr().out
-        assert said.count("1 file was skipped: 1 .heic") == 2
+        assert said.count("1 file was skipped: 1 .cr2") == 2
         assert said.count("1 folder has no images: train/empty") == 2
