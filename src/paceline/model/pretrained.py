@@ -168,20 +168,22 @@ def _auxiliary(name: str) -> bool:
 def _alike(our_name: str, their_name: str, ours: Tensor, theirs: Tensor, head: bool) -> bool:
     if our_name.rpartition(".")[2] != their_name.rpartition(".")[2]:
         return False
-    our_shape, their_shape = _shape(ours), _shape(theirs)
+    our_shape, their_shape = _shapes(ours, theirs)
     return our_shape == their_shape or (head and our_shape[1:] == their_shape[1:])
 
 
-def _shape(tensor: Tensor) -> tuple[int, ...]:
-    """The shape of a tensor; a window of one pixel is none, as a dense layer may be a convolution elsewhere."""
-    return tuple(tensor.shape[:2] if tensor.dim() == 4 and tensor.shape[2:] == (1, 1) else tensor.shape)
+def _shapes(ours: Tensor, theirs: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of two tensors; a dense layer may be a convolution elsewhere, over all of the picture."""
+    if {ours.dim(), theirs.dim()} == {2, 4}:
+        ours, theirs = ours.flatten(1), theirs.flatten(1)
+    return tuple(ours.shape), tuple(theirs.shape)
 
 
 def _fit(name: str, other: str, theirs: Weights, ours: Weights, heads: set[str], source: str) -> str | None:
     """The name of theirs for one of ours, None where ours keeps its initial values; other shapes are refused."""
     if other not in theirs:
         return None
-    their_shape, our_shape = _shape(theirs[other]), _shape(ours[name])
+    our_shape, their_shape = _shapes(ours[name], theirs[other])
     if their_shape == our_shape:
         return other
     if name in heads and their_shape[1:] == our_shape[1:]:
