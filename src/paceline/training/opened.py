@@ -28,6 +28,7 @@ from paceline.model.whole import Whole
 from paceline.planning import Plan
 from paceline.record import stored_plan
 from paceline.settings.data import Files, Shapes
+from paceline.settings.recipe import Recipe
 from paceline.training.restore import copy_tensors
 from paceline.training.selection import Selection, steps_to_evaluate
 from paceline.world import World, init_world
@@ -113,7 +114,7 @@ def open_run(folder: Path, which: str | None = None, words: Sequence[str] = (), 
     world = init_world(plan, None)
     whole = Whole(plan, world)
     step = load_evaluated(folder, which, whole.module.state_dict())
-    return OpenedRun(folder, plan, world, step, whole, _classes(folder))
+    return OpenedRun(folder, plan, world, step, whole, run_classes(folder, stored_plan(folder).recipe))
 
 
 def load_evaluated(folder: Path, which: str | None, tensors: Mapping[str, Tensor]) -> int:
@@ -129,10 +130,9 @@ def load_evaluated(folder: Path, which: str | None, tensors: Mapping[str, Tensor
     return step
 
 
-def _classes(folder: Path) -> tuple[str, ...]:
-    """The names of the classes, or their numbers for data whose classes have no names here."""
-    data = stored_plan(folder).recipe.data
-    assert data is not None
-    if isinstance(data, Shapes):
+def run_classes(folder: Path, recipe: Recipe) -> tuple[str, ...]:
+    """The names of a run's classes, or their numbers for data whose classes have no names here."""
+    assert recipe.data is not None
+    if isinstance(recipe.data, Shapes):
         return tuple(SHAPES_CLASSES)
-    return trained_classes(folder) or tuple(map(str, range(data.facts.classes)))
+    return trained_classes(folder) or tuple(map(str, range(recipe.data.facts.classes)))
