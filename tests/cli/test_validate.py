@@ -277,11 +277,13 @@ def test_tables_fit_a_terminal_and_show_accuracies_in_percent(run: Path, capsys:
         f"{row['loss']:.4f}",
         "37",
     ]
+    balanced = f"balanced accuracy {row['balanced_accuracy']:.2%}"
+    assert lines[3] == f"unequal classes: {balanced}; the largest is {row['majority']:.2%} of the images"
     assert average.run(run, ONE, None, 0.999, 20, None, as_json=False) == 0
     lines += capsys.readouterr().out.splitlines()[:-1]
-    assert lines[4].startswith("last checkpoint ")
-    assert lines[5].startswith("exponential, decay 0.999  6, 12, 18 ")
-    assert lines[7] == "Running statistics are those of 32 training images."
+    assert lines[5].startswith("last checkpoint ")
+    assert lines[6].startswith("exponential, decay 0.999  6, 12, 18 ")
+    assert lines[8] == "Running statistics are those of 32 training images."
     assert max(map(len, lines)) <= 80
 
 
