@@ -152,6 +152,7 @@ def test_a_run_that_was_killed_before_its_average_makes_it_when_resumed(paceline
     assert [row["kind"] for row in rows_of(run)[-3:]] == ["start", "average", "end"]
 
 
+@pytest.mark.long
 def test_another_run_starts_from_the_average_that_the_command_wrote(paceline: Paceline, run: Path) -> None:
     done = paceline("average", "run", "on.replicas=2", "on.micro_batch=4")
     assert done.returncode == 0, done.stderr

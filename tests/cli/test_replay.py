@@ -171,6 +171,7 @@ def test_a_step_before_every_checkpoint_is_taken_again_from_the_initial_weights(
 
 
 @pytest.mark.parametrize("form", ["folder", pytest.param("webdataset", marks=pytest.mark.long)])
+@pytest.mark.long
 def test_images_in_files_are_named_by_number_and_path(paceline: Paceline, tmp_path: Path, form: str) -> None:
     WRITERS[form](clean_pictures(64), tmp_path / "data")
     (tmp_path / "files.yaml").write_text(PAGE)

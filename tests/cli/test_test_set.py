@@ -70,6 +70,7 @@ def test_other_images_are_judged_by_the_classes_of_the_run(folder: Path, capsys:
     assert {row["images"] for row in rows if row["kind"] == "validation"} == {whole["images"]}
 
 
+@pytest.mark.long
 def test_the_images_that_the_run_was_trained_on_need_not_be_there(
     folder: Path, capsys: pytest.CaptureFixture[str], paceline: Paceline
 ) -> None:

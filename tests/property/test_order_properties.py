@@ -18,7 +18,7 @@ from paceline.settings.data import Made
 from paceline.settings.placement import Placement
 from paceline.settings.recipe import NoNorm
 
-SETTINGS = settings(deadline=None, max_examples=150, derandomize=True)
+SETTINGS = settings(deadline=None, max_examples=80, derandomize=True)
 BASE = make_recipe()
 MACHINE = Machine(cores=2, memory=1 << 34)
 

@@ -292,6 +292,7 @@ def trial(folder: Path, *words: str) -> Outcome:
     return Trial(folder, None, STEPS).finish(make_plan(*LAYOUT, *words))
 
 
+@pytest.mark.long
 def test_layouts_and_kills_give_the_same_average(tmp_path: Path) -> None:
     whole = trial(tmp_path / "whole", "on.micro_batch=16")
     parts = [name for name in whole.tensors if name.startswith("ema.")]

@@ -162,6 +162,7 @@ assert heard == [signal.SIGINT, signal.SIGTERM]
 
 
 @pytest.mark.parametrize("whose", ["loader", "measurement"])
+@pytest.mark.long
 def test_what_asks_all_processes_to_stop_leaves_it_to_the_replica(whose: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", STOPPED, whose], env=environment() | {"PYTHONPATH": os.pathsep.join(sys.path)},

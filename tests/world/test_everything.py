@@ -41,9 +41,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 @pytest.mark.parametrize(
     "words",
     [
-        ("on.micro_batch=8", "on.recompute=all"),
+        pytest.param(("on.micro_batch=8", "on.recompute=all"), marks=pytest.mark.long),
         ("on.micro_batch=4", "on.replicas=2"),
-        ("on.micro_batch=8", "on.replicas=3"),
+        pytest.param(("on.micro_batch=8", "on.replicas=3"), marks=pytest.mark.long),
     ],
     ids=" ".join,
 )

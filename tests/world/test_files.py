@@ -208,6 +208,7 @@ def test_too_many_bad_images_end_a_run_with_one_line(work: Path) -> None:
     assert set(row) == {"split", "image", "name", "path", "offset", "reason"}
 
 
+@pytest.mark.long
 def test_a_signal_to_every_process_of_a_run_saves_it_whoever_decodes(work: Path) -> None:
     words = train("run", "epochs=500", "on.save=3 steps", "on.loader_workers=5")
     training = subprocess.Popen(

@@ -57,6 +57,7 @@ def test_a_signal_finishes_the_step_and_saves(tmp_path: Path, number: signal.Sig
     assert last["step"] == newest_step(training.run)
 
 
+@pytest.mark.long
 def test_replicas_stop_together_and_the_run_goes_on_alone(tmp_path: Path) -> None:
     words = ["train", write_small(tmp_path, epochs="30"), "--out", "run", "on.save=20 steps", "--replicas", "2"]
     training = Training(tmp_path, *words)
@@ -70,6 +71,7 @@ def test_replicas_stop_together_and_the_run_goes_on_alone(tmp_path: Path) -> Non
     assert rows_of(training.run)[-1]["kind"] == "end"
 
 
+@pytest.mark.long
 def test_replicas_leave_a_validation_together(tmp_path: Path) -> None:
     recipe = write_small(
         tmp_path, data="{name: generated, images: 96, validation_images: 400000, classes: 10, side: 8}"

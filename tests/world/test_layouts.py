@@ -35,6 +35,7 @@ def test_layout_does_not_change_the_run(tmp_path: Path, whole: Outcome, replicas
 
 
 @pytest.mark.parametrize("words", [(), ("on.recompute=all",)], ids=str)
+@pytest.mark.long
 def test_replicas_without_a_micro_batch_in_the_last_round_wait_for_the_norm_groups_of_the_others(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:

@@ -30,6 +30,7 @@ def test_a_killed_16_bit_run_goes_on_bit_for_bit(tmp_path: Path, precision: str,
     assert found.tensors["optimizer.stem.conv.weight.momentum"].dtype == torch.float32
 
 
+@pytest.mark.long
 def test_16_bit_replicas_agree_with_one_on_the_first_loss_and_with_each_other(
     paceline: Paceline, tmp_path: Path
 ) -> None:
