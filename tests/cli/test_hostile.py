@@ -166,7 +166,7 @@ def test_a_plan_shows_what_would_steer_the_terminal(
     else:
         assert f"{SHOWN}\\n.yaml" in out
     if form == ["--yaml"]:  # the names of files and words are in comments, which must not end
-        assert yaml.safe_load(out)["recipe"]["about"] == STEERING
+        assert parse(out, "plan.yaml").values["recipe"]["about"] == STEERING
 
 
 @pytest.mark.parametrize(
