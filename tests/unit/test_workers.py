@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -105,10 +106,11 @@ def test_workers_that_share_a_cache_show_the_same_images(folder: Path, budget: s
 
 def test_memory_is_given_back_with_the_last_that_holds_it() -> None:
     files = Path("/proc/self/fd")
+    gc.collect()  # what earlier tests left open is closed now, and not between the two counts
     before = len(list(files.iterdir())) if files.is_dir() else 0
     cache = Cache(1000, (4, 0))
     del cache
-    assert not files.is_dir() or len(list(files.iterdir())) == before
+    assert not files.is_dir() or len(list(files.iterdir())) <= before
 
 
 def test_a_worker_that_cannot_begin_says_why() -> None:
