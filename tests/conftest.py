@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from paceline.training.state import State
     from paceline.world import World
 
+os.environ["OMP_NUM_THREADS"] = "1"
+"""Before torch is loaded: small tensors are slower on several threads, and several processes test side by side."""
 SMALL = """
 model: resnet8
 data: {name: generated, images: 96, validation_images: 37, classes: 10, side: 8}
@@ -55,8 +57,8 @@ def make_recipe(*words: str, text: str = SMALL) -> Recipe:
 
 
 def make_plan(*words: str, text: str = SMALL) -> Plan:
-    """A plan from a page and overrides; on.* words place it, on the CPU unless they say otherwise."""
-    placed = Tree({"device": "cpu"}, {(): "test"})
+    """A plan from a page and overrides; on.* words place it, on one thread of the CPU unless they say otherwise."""
+    placed = Tree({"device": "cpu", "cpu_threads": 1}, {(): "test"})
     for word in words:
         if word.startswith("on."):
             override(placed, word.removeprefix("on."), Placement)
@@ -116,17 +118,6 @@ def same_start() -> None:
     """Networks that torch starts by itself start alike, whichever tests ran before."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Small tensors are slower on several threads."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def environment() -> dict[str, str]:

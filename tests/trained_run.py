@@ -23,7 +23,7 @@ from paceline.settings.data import Files
 from paceline.training.opened import OpenedRun
 from paceline.training.restore import load_checkpoint
 from paceline.training.run import train_run
-from paceline.training.session import Session, open_session
+from paceline.training.session import Session, open_session, torch_settings
 
 CLASSES = ("apple", "pear", "plum")
 
@@ -87,4 +87,5 @@ def validation_paths(run: Path, data: Path) -> list[str]:
 def predicted_scores(opened: OpenedRun, paths: list[str]) -> Tensor:
     """The scores of images in files, as a prediction computes them."""
     batches = given_batches(opened, read_given(paths).table, {})
-    return torch.cat([opened.scores(batch.images)[offsets] for batch, offsets, _ in batches])
+    with torch_settings(opened.plan.placement):
+        return torch.cat([opened.scores(batch.images)[offsets] for batch, offsets, _ in batches])

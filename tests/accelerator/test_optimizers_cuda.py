@@ -23,8 +23,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
 ]
 STEPS = 4
-PLAIN = ("on.micro_batch=16", "on.compile=false", "on.cpu_threads=1")
-"""Compiling the network would take a quarter of a minute each time, and many threads are slow with small tensors."""
+PLAIN = ("on.micro_batch=16", "on.compile=false")
+"""Compiling the network would take a quarter of a minute each time."""
 
 
 def run(plan: Plan, folder: pytest.TempPathFactory, waits: str = "default") -> State:

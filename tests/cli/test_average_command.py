@@ -71,7 +71,6 @@ def close(found: dict[str, Tensor], expected: dict[str, Tensor], but: str = "not
     )
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("options", "weights", "method"),
     [
@@ -100,7 +99,6 @@ def test_the_outcome_is_what_a_calculation_by_hand_gives(
     assert rows_of(run)[-1] == {"kind": "average", **row}
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_recalibrated_statistics_are_new_and_weights_are_not(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = ask(run, capsys)
     mean = load_file(run / "averaged" / "network.safetensors")
@@ -113,7 +111,6 @@ def test_recalibrated_statistics_are_new_and_weights_are_not(run: Path, capsys: 
         assert torch.equal(tensor, mean[name]) != ("running_" in name), name
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_recalibrated_statistics_are_of_images_as_large_as_the_last(
     paceline: Paceline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

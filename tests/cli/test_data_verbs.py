@@ -36,7 +36,6 @@ schedule: constant
 augment: {flip: true, policy: {name: randaugment}, color: {brightness: 0.2}, erase: {probability: 0.5}}
 report: 2 steps
 """
-pytestmark = pytest.mark.usefixtures("one_thread")
 PICTURES = make_pictures(60, 4)
 GOOD = [picture for picture in PICTURES if not picture.odd]
 

@@ -10,8 +10,6 @@ import pytest
 from conftest import SMALL, run_in
 from trained_run import train_on_images
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -109,7 +109,7 @@ Blocks = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
-def blocks_of(capsys: pytest.CaptureFixture[str], one_thread: None) -> Blocks:
+def blocks_of(capsys: pytest.CaptureFixture[str]) -> Blocks:
     """What `models NAME WORDS --blocks --side SIDE --json` prints, without a process of its own."""
 
     def run(name: str, *words: str, side: int | None = None) -> list[dict[str, Any]]:

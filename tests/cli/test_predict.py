@@ -14,8 +14,6 @@ from paceline.command import predict
 from paceline.errors import RunError, SpecError
 from trained_run import CLASSES, train_on_images
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ONE = ["on.cpu_threads=1"]
 
 

@@ -26,8 +26,6 @@ from pictures_made import write_folder, write_tars, write_tfrecord
 
 NAMES = tuple(f"class{number}" for number in range(10))
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -22,8 +22,6 @@ from paceline.record import Row, Run, Sink, rows_of
 from paceline.sink import SINKS
 from paceline.training.selection import Selection
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ONE = ["on.cpu_threads=1"]
 
 

@@ -26,8 +26,6 @@ from paceline.settings.build import build
 from paceline.settings.read import parse
 from paceline.settings.recipe import Recipe
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 FILE = Path(__file__).parent / "logits.json"
 CLASSES = 10
 KEPT = 5

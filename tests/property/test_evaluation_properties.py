@@ -15,8 +15,6 @@ from paceline.training.evaluate import Evaluation, evaluate
 from paceline.world import World
 from replicas_made import Circle, in_threads
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 WORDS = ("on.precision=fp64", "norm=none", "global_batch=48", "data.classes=5", "data.validation_images=61")
 
 

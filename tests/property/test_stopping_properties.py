@@ -21,8 +21,6 @@ from paceline.training.restore import restore_newest
 from paceline.training.state import build_state
 from paceline.world import World
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 WORDS = (
     "on.precision=fp64", "norm=none", "epochs=4", "optimizer.lr=0.01", "evaluate.every=1 steps", "report=9 steps",
     "on.save=5 steps",

@@ -17,8 +17,6 @@ from paceline.model.norm import NormAct
 from paceline.settings.model import AlexNet
 from paceline.settings.recipe import BatchNorm
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def network(classes: int = 1000, channels: int = 3, dropout: float = 0.5) -> Network:
     """A network that has shapes but no memory."""

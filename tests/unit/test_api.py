@@ -27,8 +27,6 @@ from paceline.prediction import Prediction, TrainedNetwork
 from paceline.record import rows_of
 from trained_run import CLASSES, train_on_images
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 QUICK = {"cpu_threads": 1, "device": "cpu"}
 
 

@@ -35,11 +35,6 @@ WORLD = World(torch.device("cpu"))
 GOOD, BAD = torch.zeros(()), torch.ones(())
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(one_thread: None) -> None:
-    """Everything here is small."""
-
-
 class Little(nn.Module):
     """A network of every kind of tensor."""
 

@@ -13,8 +13,6 @@ from conftest import make_recipe
 from paceline import keyed
 from paceline.augment.color import adjust_color, adjust_contrast, adjust_hue_and_saturation, draw_color
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def pictures(count: int, side: int = 8) -> Tensor:
     """Keyed 8-bit images, channels last in memory as loaders give them."""

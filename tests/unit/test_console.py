@@ -16,8 +16,6 @@ from paceline.record import Row, Run
 from paceline.sink.console import ConsoleSink
 from paceline.training.loop import train
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 START: Row = {"kind": "start", "step": 0, "parameters": 74_900, "arithmetic_changed": {}}
 
 

@@ -21,8 +21,6 @@ from paceline.model.norm import BatchNormAct, NormAct, ProxyNormAct
 from paceline.settings.model import EfficientNet
 from paceline.settings.recipe import BatchNorm, GroupNorm, NoNorm
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 BATCH = MakeNorm(BatchNorm(name="batch"))
 NONE = MakeNorm(NoNorm(name="none"))
 MODIFIED: dict[str, Any] = {"group_dim": 16, "expand_ratio": 4}

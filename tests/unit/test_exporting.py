@@ -27,8 +27,6 @@ from paceline.model.pretrained import load_weights
 from paceline.training.opened import open_run
 from trained_run import CLASSES, train_on_images
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:

@@ -35,8 +35,6 @@ from paceline.settings.schema import kinds
 from paceline.training.state import build_state, initialize_state
 from paceline.world import World
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 WORLD = World(torch.device("cpu"))
 EXACT = ("on.precision=fp64",)
 

@@ -185,7 +185,6 @@ def advance(plan: Plan, state: State, count: int) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in named.items()}
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("optimizer", [o for o in OPTIMIZERS if o.count(",") < 3])
 def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(optimizer: str) -> None:
     plan = make_plan(f"optimizer={optimizer}", "optimizer.lr=0.01", "weight_decay.rate=0.01", "clip.adaptive=0.05")

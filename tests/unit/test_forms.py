@@ -26,8 +26,6 @@ from paceline.settings import placement
 from paceline.training.step import take_step
 from paceline.world import World
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 WORLD = World(torch.device("cpu"))
 FUSED = "on.kernels=fused"
 

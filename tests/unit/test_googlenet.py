@@ -18,8 +18,6 @@ from paceline.model.norm import BatchNormAct
 from paceline.settings.model import GoogLeNet
 from paceline.settings.recipe import BatchNorm, NoNorm
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 BATCH = MakeNorm(BatchNorm(name="batch"))
 NONE = MakeNorm(NoNorm(name="none"))
 PASS = Batch(torch.empty(1, 0))

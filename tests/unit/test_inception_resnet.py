@@ -16,8 +16,6 @@ from paceline.model.norm import BatchNormAct
 from paceline.settings.model import InceptionResNetV2
 from paceline.settings.recipe import BatchNorm
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 MAKE_NORM = MakeNorm(BatchNorm(name="batch"))
 PUBLISHED = InceptionResNetV2(name="inception-resnet-v2")
 NVCNN = InceptionResNetV2(name="inception-resnet-v2", units=(5, 10, 5), residual_scale=(0.2, 0.2, 0.2))

@@ -18,8 +18,6 @@ from paceline.model.norm import BatchNormAct
 from paceline.settings.model import InceptionV3
 from paceline.settings.recipe import BatchNorm, NoNorm
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 BATCH = MakeNorm(BatchNorm(name="batch"))
 PASS = Batch(torch.empty(1, 0))
 """A training pass of a network without batch norms and dropouts."""

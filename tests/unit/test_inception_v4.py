@@ -17,8 +17,6 @@ from paceline.model.norm import BatchNormAct
 from paceline.settings.model import InceptionV4
 from paceline.settings.recipe import BatchNorm
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 MAKE_NORM = MakeNorm(BatchNorm(name="batch"))
 NAMES = [
     *("stem/conv1", "stem/conv2", "stem/conv3", "stem/mixed3a", "stem/mixed4a", "stem/mixed5a"),

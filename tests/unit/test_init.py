@@ -21,8 +21,6 @@ from paceline.settings import model
 from paceline.settings.model import Model
 from paceline.settings.recipe import Init
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 FACTS = DataFacts(1, 1, 10, 32)
 GOLDEN = "236b53c0c0ddf15766ceeabc84d716f024fb6d083ab45bcfbd81a0a4e2c22f0b"
 

@@ -21,8 +21,6 @@ from paceline.model.resnet import ResidualShape, ResidualUnit
 from paceline.settings.recipe import GroupNorm, NoNorm
 from replicas_made import Circle, in_threads
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def both_forms(unit: ResidualUnit, x: Tensor, groups: int) -> tuple[list[Tensor], list[Tensor]]:
     """What the fused form gives, and the plain one."""

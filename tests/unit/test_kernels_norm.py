@@ -19,8 +19,6 @@ from paceline.model.norm import BatchNormAct
 from paceline.settings.model import Activation
 from replicas_made import Circle, in_threads
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CHANNELS = 5
 
 

@@ -19,8 +19,6 @@ from paceline.model.resnet import Stem
 from paceline.settings.recipe import GroupNorm
 from replicas_made import Circle, in_threads
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def images(count: int, side: int) -> Tensor:
     return torch.randn(count, 3, side, side, dtype=torch.float64)

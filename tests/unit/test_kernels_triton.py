@@ -18,8 +18,6 @@ from interpreted import interpret_kernels
 from paceline.model.kernels import gram, pool
 from paceline.model.kernels.norm import Normed
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def ours(monkeypatch: pytest.MonkeyPatch) -> ModuleType:

@@ -14,8 +14,6 @@ from paceline.model.norm import BatchNormAct, GroupNormAct, NormAct, ProxyNormAc
 from paceline.settings.model import Activation
 from paceline.settings.recipe import BatchNorm, GroupNorm, NoNorm
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def wave(*shape: int) -> Tensor:
     """Numbers that look like nothing in particular and are the same everywhere."""

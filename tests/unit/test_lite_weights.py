@@ -30,7 +30,7 @@ from paceline.settings.data import Center, Files
 from paceline.settings.read import Tree
 from paceline.settings.recipe import Recipe
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.long
 
 PHOTOS = os.environ.get("PACELINE_PHOTOS")
 IMAGES = ("data=imagenet", "model=efficientnet-lite0")

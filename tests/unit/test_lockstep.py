@@ -37,8 +37,6 @@ from paceline.training.session import open_session
 from paceline.training.step import take_step
 from paceline.world import World
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 STEPS = 2
 PLANTED = 1e-9
 MASKED = """

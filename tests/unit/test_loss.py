@@ -12,8 +12,6 @@ from paceline import keyed
 from paceline.model.loss import make_loss
 from paceline.settings.recipe import Loss
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CLASSES = 5
 IMAGES = 7
 

@@ -17,8 +17,6 @@ from paceline.errors import PlanError, SpecError
 from paceline.numpy_types import Float64s, Int64s
 from paceline.settings.recipe import Recipe
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 MANY = np.arange(20_000, dtype=np.int64)
 BOTH = "mix={mixup: 0.2, cutmix: {name: uniform, low: 0.3}}"
 

@@ -18,8 +18,6 @@ from paceline.model.norm import BatchNormAct, NormAct
 from paceline.settings.model import MobileNetV2, MobileNetV3
 from paceline.settings.recipe import BatchNorm, GroupNorm
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 V2, SMALL, LARGE = "mobilenet-v2", "mobilenet-v3-small", "mobilenet-v3-large"
 BATCH = MakeNorm(BatchNorm(name="batch"))
 SIZES = [

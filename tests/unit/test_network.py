@@ -26,8 +26,6 @@ from paceline.training.state import State, build_state, initialize_state
 from paceline.training.step import take_step
 from paceline.world import World
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 WORLD = World(torch.device("cpu"))
 CHANCY = ("model=efficientnet-cifar", "model.survival=0.5", "model.dropout=0.5", "data.side=16")
 """A network with dropout, stochastic depth and norms."""

@@ -14,8 +14,6 @@ from paceline.model.norm import BatchNormAct, GroupNormAct, NormAct, Statistics
 from paceline.settings.model import Activation
 from replicas_made import Circle, in_threads
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CHANNELS = 5
 GOOD = torch.zeros(())
 BAD = torch.ones(())

@@ -14,8 +14,6 @@ from paceline import keyed
 from paceline.augment.exact_mean import exact_mean
 from paceline.augment.normalize import Normalize, standardize
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def pictures(count: int, side: int = 8) -> Tensor:
     """Keyed 8-bit images, channels last in memory as loaders give them."""

@@ -21,8 +21,6 @@ from paceline.training.opened import REFERENCE, open_run
 from paceline.training.save import save
 from trained_run import CLASSES, train_on_images
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module", params=["ema.decay=0.8", "evaluate.flip=true"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:

@@ -187,7 +187,6 @@ def test_the_most_particular_name_decides_a_block_s_factor(factors: str, expecte
     assert {block: plan.lr_factor(block) for block in expected} == expected
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_factor_multiplies_the_steps_of_a_whole_block_of_a_network() -> None:
     from conftest import make_plan as small_plan
     from conftest import make_session

@@ -24,8 +24,6 @@ from paceline.planning import Plan
 from paceline.settings.recipe import Recipe
 from paceline.world import World
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 SIDE = 8
 EVERYTHING = (

@@ -15,8 +15,6 @@ from paceline.augment.policy import KINDS, ONE, PARAMETERS, PolicyLayer, matrice
 from paceline.augment.policy_ops import PolicyDraws, apply_policy, operate
 from paceline.settings.augment import RandAugment
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SIDE, GRAY = 17, 128
 FACTORS = (0.0, 0.125, 0.75, 1.0, 1.5, 1.875)
 

@@ -18,8 +18,6 @@ from paceline.prediction import predict_images
 from paceline.training.opened import open_run
 from trained_run import CLASSES, predicted_scores, train_on_images, validation_paths, validation_scores
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:

@@ -30,8 +30,6 @@ from paceline.training.save import to_files
 from paceline.training.state import State, build_state, initialize_state
 from paceline.world import World
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 WORLD = World(torch.device("cpu"))
 FACTS = DataFacts(1, 1, 10, 8)
 Tensors = dict[str, Tensor]

@@ -21,8 +21,6 @@ from paceline.model.whole import Whole
 from paceline.settings.model import Activation
 from paceline.world import World
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CHANNELS, GROUPS, EPSILON, PROXY_EPSILON = 6, 3, 1e-4, 0.03
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 PROXY = ("norm=group", "norm.proxy=true")

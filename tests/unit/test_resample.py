@@ -16,8 +16,6 @@ from paceline import keyed
 from paceline.data.load import resample as module
 from paceline.data.load.resample import resample
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 Filter = Literal["bilinear", "bicubic"]
 FILTERS: tuple[Filter, ...] = ("bilinear", "bicubic")
 SIZES = [(64, 48), (33, 90), (20, 20), (200, 150), (7, 40), (48, 64), (120, 17)]

@@ -13,8 +13,6 @@ from paceline.model.build import build_network
 from paceline.model.layers import BlurredConv, conv
 from paceline.model.resnet import ResidualUnit
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PLAIN = {
     "resnet18": 11_689_512,
     "resnet34": 21_797_672,

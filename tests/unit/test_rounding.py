@@ -9,8 +9,6 @@ from torch import Tensor
 from paceline import keyed
 from paceline.optim.rounding import RoundingBits, stochastic_round
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TYPES = [torch.bfloat16, torch.float16]
 MANY = 40_000
 

@@ -20,8 +20,6 @@ from paceline.training.run import out_of_memory
 from paceline.training.session import Session, open_session
 from paceline.training.state import build_state
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Impatient:
     """Sends the signal once the first images of a validation are evaluated."""

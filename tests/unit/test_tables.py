@@ -18,8 +18,6 @@ from paceline.model.norm import BatchNormAct, NormAct
 from paceline.settings.model import External, Model
 from paceline.settings.recipe import Recipe
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SETTINGS = {
     "vgg11-bn": ("{name: vgg11-bn, head: mean}", 32),
     "googlenet": ("{name: googlenet, auxiliary: 0}", 15),

@@ -17,8 +17,6 @@ from paceline.model.vgg import vgg_blocks
 from paceline.settings.model import Vgg
 from paceline.settings.recipe import BatchNorm, GroupNorm
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 BATCH = MakeNorm(BatchNorm(name="batch"))
 PARAMETERS = {
     "vgg11": 132_863_336,

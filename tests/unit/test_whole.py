@@ -17,8 +17,6 @@ from paceline.model.whole import Whole
 from paceline.planning import Plan
 from paceline.world import World
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 WORLD = World(torch.device("cpu"))
 EXACT = ("on.precision=fp64",)
 

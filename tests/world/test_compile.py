@@ -21,7 +21,7 @@ from paceline.training.trials import Outcome, compare_outcomes
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.usefixtures("one_thread", "nothing_compiled"),
+    pytest.mark.usefixtures("nothing_compiled"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),  # torch's compiler uses it itself
 ]
 

@@ -38,8 +38,6 @@ from paceline.training.step import take_step
 from paceline.training.trials import Trial, compare_outcomes
 from paceline.world import World
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 WORLD = World(torch.device("cpu"))
 IMAGES = 4
 EXACT = 1e-12

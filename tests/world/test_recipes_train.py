@@ -24,8 +24,6 @@ from paceline.training.state import build_state
 from paceline.training.step import take_step
 from paceline.world import World
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 WORLD = World(torch.device("cpu"))
 QUICK = {
     "graphcore/resnet8",
