@@ -14,7 +14,7 @@ from conftest import make_plan, make_session
 from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError
 from paceline.model.build import build_network
-from paceline.model.forms import BOTTLENECK, NORMS, PLAIN, STEM, StepWeights, fuse
+from paceline.model.forms import BOTTLENECK, NORMS, PLAIN, RELU, STEM, StepWeights, fuse
 from paceline.model.kernels import bottleneck
 from paceline.model.kernels.bottleneck import compute_weight
 from paceline.model.network import Network
@@ -72,8 +72,8 @@ def test_narrow_bottlenecks_keep_their_products_apart() -> None:
     assert {name.partition("/")[0] for name, form in forms.items() if form == BOTTLENECK} == {"stage3"}
 
 
-@pytest.mark.parametrize(("model", "form"), [("vgg16-bn", NORMS), ("vgg16", PLAIN)])
-def test_convolutions_of_vgg_have_fused_norms_where_there_are_any(model: str, form: str) -> None:
+@pytest.mark.parametrize(("model", "form"), [("vgg16-bn", NORMS), ("vgg16", RELU)])
+def test_convolutions_of_vgg_have_fused_norms_or_a_fused_relu(model: str, form: str) -> None:
     plan, network = planned(model, FUSED)
     forms = fuse(network, plan)
     assert {each for name, each in forms.items() if name.startswith("stage")} == {form}
@@ -168,12 +168,21 @@ def test_two_steps_with_fused_blocks_are_the_plain_ones(
         assert torch.allclose(fused[name], values, rtol=1e-12, atol=1e-12 * float(values.abs().max())), name
 
 
-def test_a_pass_with_a_fused_stem_is_the_plain_one() -> None:
-    words = ("model=resnet10", "data.side=32", "norm_batch=8", "on.micro_batch=16", "on.precision=fp64", FUSED)
+@pytest.mark.parametrize(
+    ("model", "block", "side", "fused"),
+    [
+        ("resnet10", "stem", 32, STEM),
+        ("{name: vgg11, head: mean}", "stage1/conv1", 32, RELU),
+        ("googlenet", "inception3b", 32, NORMS),
+        pytest.param("{name: inception-v3, auxiliary: 0}", "mixed5b", 75, NORMS, marks=pytest.mark.long),
+    ],
+)
+def test_a_pass_with_fused_blocks_is_the_plain_one(model: str, block: str, side: int, fused: str) -> None:
+    words = (f"model={model}", f"data.side={side}", "norm_batch=8", "on.micro_batch=16", "on.precision=fp64", FUSED)
     plan = make_plan(*words)
     whole, batches, gradients = Whole(plan, WORLD), next(open_loader(plan, None, 0, WORLD.device).training(0)), []
-    for form in (STEM, PLAIN):
-        assert whole.forms["stem"] == form
+    for form in (fused, PLAIN):
+        assert whole.forms[block] == form
         whole.forward_backward(batches)
         gradients.append(torch.cat([p.grad.flatten() for p in whole.parameters if p.grad is not None]))
         for parameter in whole.parameters:

@@ -159,6 +159,7 @@ PROTOCOLS = (
     "model/kernels/rows",
     "model/kernels/gram",
     "model/kernels/pool",
+    "model/kernels/windows",
 )
 """Modules that define the same names on purpose: verbs and the functions named after them, formats of one protocol,
 and kernels and their plain twins."""

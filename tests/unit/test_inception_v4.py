@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from paceline.model.dropout import Dropout
 from paceline.model.inception import Branches, inception_blocks
-from paceline.model.layers import Head, MakeNorm
+from paceline.model.layers import Head, MakeNorm, MeanPool
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
 from paceline.settings.model import InceptionV4
@@ -142,9 +142,9 @@ def test_a_mean_counts_what_lies_outside_as_black_unless_it_is_an_inner_one(laye
 
 
 def test_the_means_of_its_modules_are_inner_ones() -> None:
-    means = [part for block in blocks().values() for part in block.modules() if isinstance(part, nn.AvgPool2d)]
+    means = [part for block in blocks().values() for part in block.modules() if isinstance(part, MeanPool)]
     assert len(means) == 4 + 7 + 3
-    assert not any(part.count_include_pad for part in means)
+    assert all(part.inner for part in means)
 
 
 @pytest.mark.parametrize("layer", ["3:64", "median", "3x3", "3x3:many", "axb:64", "3x3/half:64"])

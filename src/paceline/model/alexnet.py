@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paceline.model.batch import Batch, Layer
 from paceline.model.dropout import Dropout
-from paceline.model.layers import MakeNorm, Windows
+from paceline.model.kernels.pooling import fused_bias_relu
+from paceline.model.layers import MakeNorm, MaxPool, Windows
 from paceline.settings.model import AlexNet
 
 CONVOLUTIONS = ((64, 11, 4, 2, 3), (192, 5, 1, 2, 3), (384, 3, 1, 1, 0), (256, 3, 1, 1, 0), (256, 3, 1, 1, 3))
@@ -17,16 +19,24 @@ CONVOLUTIONS = ((64, 11, 4, 2, 3), (192, 5, 1, 2, 3), (384, 3, 1, 1, 0), (256, 3
 class Convolution(Layer):
     """A convolution with a bias, a norm if there is one, a ReLU, and a max-pool of stride 2 unless `pool` is 0."""
 
+    fused: bool = False
+    """Whether bias and ReLU are one pass, where no norm stands between them."""
+
     def __init__(self, convolution: nn.Conv2d, pool: int, make_norm: MakeNorm | None = None) -> None:
         super().__init__()
         self.conv = convolution
         self.norm = make_norm(convolution.out_channels) if make_norm else None
-        self.pool = pool
+        self.pool = MaxPool(pool, 2) if pool else None
 
     def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
-        y: Tensor = self.conv(x)
-        y = self.norm(y, batch) if self.norm else F.relu_(y)
-        return F.max_pool2d(y, self.pool, 2) if self.pool else y
+        y = self.norm(self.conv(x), batch) if self.norm else self._rectified(x)
+        return self.pool(y) if self.pool else y
+
+    def _rectified(self, x: Tensor) -> Tensor:
+        layer = self.conv
+        if self.fused and layer.bias is not None and not torch.compiler.is_compiling():
+            return fused_bias_relu(layer._conv_forward(x, layer.weight, None), layer.bias)
+        return F.relu_(layer(x))
 
 
 class Dense(Layer):

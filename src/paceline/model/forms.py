@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
+from paceline.model.alexnet import Convolution
 from paceline.model.kernels.bottleneck import can_fuse
 from paceline.model.kernels.stem import can_fuse_stem
+from paceline.model.layers import MaxPool, MeanPool
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
 from paceline.model.precision import compute_dtype
@@ -15,7 +19,9 @@ from paceline.planning import Plan
 
 CAPABILITY = (8, 0)
 """Older devices have no tensor cores for bfloat16."""
-BOTTLENECK, STEM, NORMS, PLAIN = "fused bottleneck", "fused stem", "fused norms", "plain"
+BOTTLENECK, STEM, NORMS, RELU, PLAIN = "fused bottleneck", "fused stem", "fused norms", "fused ReLU", "plain"
+ONE_KERNEL = (BatchNormAct, Convolution, MaxPool, MeanPool)
+"""Layers with a fused form of their own, whatever block they stand in."""
 
 
 def fuse(network: Network, plan: Plan) -> dict[str, str]:
@@ -28,10 +34,10 @@ def fuse(network: Network, plan: Plan) -> dict[str, str]:
     products = plan.placement.precision == "bf16" or not cuda
     forms = {}
     for name, block in network.named_children():
-        norms = [module for module in block.modules() if isinstance(module, BatchNormAct)]
-        for norm in norms:
-            norm.fused = True
-        forms[name] = NORMS if norms else PLAIN
+        fused = [module for module in block.modules() if isinstance(module, ONE_KERNEL)]
+        for module in fused:
+            module.fused = True
+        forms[name] = _name(fused)
         if products and isinstance(block, ResidualUnit) and can_fuse(block):
             block.fused = True
             forms[name] = BOTTLENECK
@@ -39,6 +45,13 @@ def fuse(network: Network, plan: Plan) -> dict[str, str]:
             block.fused = compute_dtype(plan)
             forms[name] = STEM
     return forms
+
+
+def _name(fused: Sequence[nn.Module]) -> str:
+    """What a block is called after the layers in it that are one kernel."""
+    if any(isinstance(module, BatchNormAct) for module in fused):
+        return NORMS
+    return RELU if fused else PLAIN
 
 
 class StepWeights:

@@ -12,17 +12,17 @@ from torch.nn import functional as F
 from paceline.model.batch import Batch, Chain, Layer
 from paceline.model.dropout import Dropout
 from paceline.model.inception_tables import modules
-from paceline.model.layers import ConvNorm, Head, MakeNorm, Windows, conv
+from paceline.model.layers import ConvNorm, Head, MakeNorm, MaxPool, MeanPool, Windows, conv
 from paceline.settings.model import GoogLeNet, InceptionResNetV2, InceptionV3, InceptionV4
 
 _EPSILON = 0.001
 """What the norms of these networks were published with."""
 
 _POOLS: dict[str, Callable[[], nn.Module]] = {
-    "mean": partial(nn.AvgPool2d, 3, 1, 1),
-    "inner-mean": partial(nn.AvgPool2d, 3, 1, 1, count_include_pad=False),
-    "max": partial(nn.MaxPool2d, 3, 1, 1),
-    "max/2": partial(nn.MaxPool2d, 3, 2),
+    "mean": partial(MeanPool, 3),
+    "inner-mean": partial(MeanPool, 3, inner=True),
+    "max": partial(MaxPool, 3, 1, 1),
+    "max/2": partial(MaxPool, 3, 2),
 }
 
 
@@ -93,9 +93,7 @@ def googlenet_blocks(model: GoogLeNet, channels: int, classes: int, make_norm: M
         elif text:
             blocks[name] = module = Branches(text, width, make_norm)
             width = module.outputs
-    blocks |= {
-        name: Chain(blocks[name], nn.MaxPool2d(size, 2, ceil_mode=True)) for name, size in GOOGLENET_POOLS.items()
-    }
+    blocks |= {name: Chain(blocks[name], MaxPool(size, 2, ceil=True)) for name, size in GOOGLENET_POOLS.items()}
     return blocks | {"head": Head(width, classes, model.dropout)}
 
 

@@ -10,6 +10,8 @@ from torch.nn import functional as F
 
 from paceline.model.batch import Batch, Layer
 from paceline.model.dropout import Dropout
+from paceline.model.kernels.pooling import LARGEST, fused_max_pool, fused_mean_pool
+from paceline.model.kernels.windows import Window
 from paceline.model.norm import BatchNormAct, GroupNormAct, NormAct, ProxyNormAct, Role
 from paceline.settings.model import Activation
 from paceline.settings.recipe import BatchNorm, GroupNorm, NoNorm
@@ -79,6 +81,39 @@ class ConvNorm(Layer):
     def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
         y: Tensor = self.norm(self.conv(x), batch)
         return y
+
+
+class MaxPool(nn.Module):
+    """The largest pixel of each window."""
+
+    fused: bool = False
+    """Whether it is computed by kernels of our own."""
+
+    def __init__(self, size: int, stride: int, padding: int = 0, *, ceil: bool = False) -> None:
+        super().__init__()
+        self.window = Window(size, stride, padding, ceil)
+
+    def forward(self, x: Tensor) -> Tensor:
+        size, stride, padding, ceil = self.window
+        if self.fused and size <= LARGEST and not torch.compiler.is_compiling():
+            return fused_max_pool(x, self.window)
+        return F.max_pool2d(x, size, stride, padding, ceil_mode=ceil)
+
+
+class MeanPool(nn.Module):
+    """The mean over the square around each pixel; zeros around the picture count unless it is `inner`."""
+
+    fused: bool = False
+    """Whether it is computed by kernels of our own."""
+
+    def __init__(self, size: int, *, inner: bool = False) -> None:
+        super().__init__()
+        self.size, self.inner = size, inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fused and not torch.compiler.is_compiling():
+            return fused_mean_pool(x, self.size, self.inner)
+        return F.avg_pool2d(x, self.size, 1, self.size // 2, count_include_pad=not self.inner)
 
 
 class Windows(nn.Module):

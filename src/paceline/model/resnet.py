@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from paceline.model.batch import Batch, Layer
 from paceline.model.kernels.bottleneck import fused_bottleneck, pays
 from paceline.model.kernels.stem import fits_stem, fused_stem
-from paceline.model.layers import ConvNorm, Head, MakeNorm, conv
+from paceline.model.layers import ConvNorm, Head, MakeNorm, MaxPool, conv
 from paceline.model.tables import BASIC, DEPTHS, cifar_depths
 from paceline.settings.model import CifarResNet, CifarResNeXt, ResNet, ResNeXt
 
@@ -93,13 +93,13 @@ class Stem(ConvNorm):
 
     def __init__(self, channels: int, outputs: int, large: bool, make_norm: MakeNorm) -> None:
         super().__init__(conv(channels, outputs, 7, 2) if large else conv(channels, outputs, 3), make_norm)
-        self.pool = large
+        self.pool = MaxPool(3, 2, 1) if large else None
 
     def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
         if self.fused is not None and batch is not None and fits_stem(x):
             return fused_stem(self, x, batch, self.fused)
         y = super().forward(x, batch)
-        return F.max_pool2d(y, 3, 2, 1) if self.pool else y
+        return self.pool(y) if self.pool else y
 
 
 def resnet_blocks(model: ResNet, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:

@@ -25,7 +25,7 @@ def can_fuse_stem(stem: Stem) -> bool:
     """Whether a stem has the form that is fused here."""
     layer, norm = stem.conv, stem.norm
     return (
-        stem.pool
+        stem.pool is not None
         and isinstance(norm, BatchNormAct)
         and norm.activation == "relu"
         and (layer.kernel_size, layer.stride, layer.in_channels <= CHANNELS // 4) == ((7, 7), (2, 2), True)
