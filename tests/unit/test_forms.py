@@ -14,7 +14,7 @@ from conftest import make_plan, make_session
 from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError
 from paceline.model.build import build_network
-from paceline.model.forms import BOTTLENECK, NORMS, PLAIN, RELU, STEM, StepWeights, fuse
+from paceline.model.forms import BOTTLENECK, NORMS, PLAIN, RELU, SQUEEZE, STEM, StepWeights, fuse
 from paceline.model.kernels import bottleneck
 from paceline.model.kernels.bottleneck import compute_weight
 from paceline.model.network import Network
@@ -43,7 +43,8 @@ def planned(model: str, *words: str) -> tuple[Plan, Network]:
         ("resnet50", STEM, BOTTLENECK),
         ("resnext50", STEM, BOTTLENECK),
         ("resnet18", STEM, NORMS),
-        ("efficientnet-b0", NORMS, NORMS),
+        ("efficientnet-b0", NORMS, SQUEEZE),
+        ("efficientnet-lite0", NORMS, NORMS),
     ],
 )
 def test_each_block_takes_the_fused_form_that_it_can_have(model: str, stem: str, units: str) -> None:
@@ -174,6 +175,8 @@ def test_two_steps_with_fused_blocks_are_the_plain_ones(
         ("resnet10", "stem", 32, STEM),
         ("{name: vgg11, head: mean}", "stage1/conv1", 32, RELU),
         ("googlenet", "inception3b", 32, NORMS),
+        ("efficientnet-cifar", "stage2/unit1", 32, SQUEEZE),
+        ("mobilenet-v3-small", "stage1/unit1", 32, SQUEEZE),
         pytest.param("{name: inception-v3, auxiliary: 0}", "mixed5b", 75, NORMS, marks=pytest.mark.long),
     ],
 )

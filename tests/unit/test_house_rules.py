@@ -160,6 +160,7 @@ PROTOCOLS = (
     "model/kernels/gram",
     "model/kernels/pool",
     "model/kernels/windows",
+    "model/kernels/gate",
 )
 """Modules that define the same names on purpose: verbs and the functions named after them, formats of one protocol,
 and kernels and their plain twins."""

@@ -11,6 +11,7 @@ from paceline.model.alexnet import Convolution
 from paceline.model.kernels.bottleneck import can_fuse
 from paceline.model.kernels.stem import can_fuse_stem
 from paceline.model.layers import MaxPool, MeanPool
+from paceline.model.mobile import InvertedUnit
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
 from paceline.model.precision import compute_dtype
@@ -19,7 +20,8 @@ from paceline.planning import Plan
 
 CAPABILITY = (8, 0)
 """Older devices have no tensor cores for bfloat16."""
-BOTTLENECK, STEM, NORMS, RELU, PLAIN = "fused bottleneck", "fused stem", "fused norms", "fused ReLU", "plain"
+BOTTLENECK, STEM, SQUEEZE = "fused bottleneck", "fused stem", "fused squeeze-and-excite"
+NORMS, RELU, PLAIN = "fused norms", "fused ReLU", "plain"
 ONE_KERNEL = (BatchNormAct, Convolution, MaxPool, MeanPool)
 """Layers with a fused form of their own, whatever block they stand in."""
 
@@ -41,6 +43,9 @@ def fuse(network: Network, plan: Plan) -> dict[str, str]:
         if products and isinstance(block, ResidualUnit) and can_fuse(block):
             block.fused = True
             forms[name] = BOTTLENECK
+        elif isinstance(block, InvertedUnit) and block.can_fuse_squeeze():
+            block.fused = True
+            forms[name] = SQUEEZE
         elif products and isinstance(block, Stem) and can_fuse_stem(block):
             block.fused = compute_dtype(plan)
             forms[name] = STEM

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 from paceline.model import mobile_tables
 from paceline.model.batch import Batch, Chain, Layer
 from paceline.model.dropout import StochasticDepth
+from paceline.model.kernels.squeeze import fused_squeeze
 from paceline.model.layers import ConvNorm, Head, MakeNorm, conv
 from paceline.model.mobile_tables import MOBILENET3_DENSE, NetworkShape, Squeeze, UnitShape, round_channels
-from paceline.model.norm import ACTIVATIONS
+from paceline.model.norm import ACTIVATIONS, BatchNormAct
 from paceline.settings.model import EfficientNet, MobileNetV2, MobileNetV3
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": F.sigmoid, "hardsigmoid": F.hardsigmoid}
@@ -27,9 +28,12 @@ class SqueezeExcite(nn.Module):
         self.excite = nn.Conv2d(shape.channels, channels, 1)
         self.activate, self.gate = ACTIVATIONS[shape.activation], GATES[shape.gate]
 
+    def factors(self, means: Tensor) -> Tensor:
+        """The factors [images, channels, 1, 1] by the means of all channels, in the same shape."""
+        return self.gate(self.excite(self.activate(self.squeeze(means))))
+
     def forward(self, x: Tensor) -> Tensor:
-        means = x.mean((2, 3), keepdim=True)
-        return x * self.gate(self.excite(self.activate(self.squeeze(means))))
+        return x * self.factors(x.mean((2, 3), keepdim=True))
 
 
 class InvertedUnit(Layer):
@@ -38,6 +42,9 @@ class InvertedUnit(Layer):
     A unit that is no wider inside does not widen. `drop` is the fraction of images for which the branch is left out.
     With `same` the grouped convolution is padded as TensorFlow does.
     """
+
+    fused: bool = False
+    """Whether a training pass takes squeeze-and-excite together with the batch norm before it."""
 
     def __init__(self, shape: UnitShape, drop: float, make_norm: MakeNorm, *, same: bool = False) -> None:
         super().__init__()
@@ -57,8 +64,26 @@ class InvertedUnit(Layer):
 
     def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
         mask = self.depth.mask(batch) if self.depth else None
-        y: Tensor = self.norm(self.conv(self.wide(x, batch)), batch, x if self.identity else None, mask)
+        y: Tensor = self.norm(self.conv(self._widened(x, batch)), batch, x if self.identity else None, mask)
         return y
+
+    def _widened(self, x: Tensor, batch: Batch | None) -> Tensor:
+        if not self.fused or batch is None:
+            y: Tensor = self.wide(x, batch)
+            return y
+        *before, window, excite = self.wide.children()
+        for layer in before:
+            x = layer(x, batch)
+        assert isinstance(window, ConvNorm)
+        assert isinstance(window.norm, BatchNormAct)
+        assert isinstance(excite, SqueezeExcite)
+        return fused_squeeze(window.norm, excite, window.conv(x), batch)
+
+    def can_fuse_squeeze(self) -> bool:
+        """Whether squeeze-and-excite stands behind a batch norm."""
+        window, excite = [None, *self.wide.children()][-2:]
+        behind_norm = isinstance(window, ConvNorm) and isinstance(window.norm, BatchNormAct)
+        return behind_norm and isinstance(excite, SqueezeExcite)
 
 
 def trunk(shape: NetworkShape, channels: int, make_norm: MakeNorm) -> dict[str, nn.Module]:

@@ -16,7 +16,7 @@ from paceline.settings.model import Activation
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """The mean and the biased variance of each channel in each group."""
-    var, mean = torch.var_mean(_wide(x), dim=1, correction=0)
+    var, mean = torch.var_mean(widened(x), dim=1, correction=0)
     return mean, var
 
 
@@ -25,7 +25,7 @@ def scale_shift(
     shortcut: Tensor | None = None, mask: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """act((x * scale + shift) * mask + shortcut)."""
-    return _activate(_before_activation(x, scale, shift, shortcut, mask), activation).to(x.dtype)
+    return activate(_before_activation(x, scale, shift, shortcut, mask), activation).to(x.dtype)
 
 
 def gradient_sums(
@@ -37,15 +37,15 @@ def gradient_sums(
     Only a shortcut needs dz, whose gradient it is: without one it is None. `out`, what `scale_shift` gave with a
     shortcut, is enough in its place for ReLU and ReLU6.
     """
-    d = _wide(dy)
+    d = widened(dy)
     if activation in ("relu", "relu6") and out is not None:
-        d = d * _slope(_wide(out), activation)
+        d = d * slope(widened(out), activation)
     elif activation is not None:
-        d = d * _slope(_before_activation(x, scale, shift, shortcut, mask), activation)
+        d = d * slope(_before_activation(x, scale, shift, shortcut, mask), activation)
     dz = None if shortcut is out is None else dy if activation is None else d.to(x.dtype)
     # What comes after reads dz as it is stored, so the sums are of just that.
-    d = _masked(d if dz is None else _wide(dz), mask)
-    return d.sum(1, dtype=torch.float64), (d * _wide(x)).sum(1, dtype=torch.float64), dz
+    d = _masked(d if dz is None else widened(dz), mask)
+    return d.sum(1, dtype=torch.float64), (d * widened(x)).sum(1, dtype=torch.float64), dz
 
 
 def norm_gradient(
@@ -53,10 +53,10 @@ def norm_gradient(
     activation: Activation | None = None, mask: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """a * mask * dz + b * x + c, where dz is d behind the activation of (x * scale + shift) * mask, if there is one."""
-    dz = _wide(d)
+    dz = widened(d)
     if activation is not None:
-        dz = dz * _slope(_before_activation(x, scale, shift, None, mask), activation)
-    return (a[:, None] * _masked(dz, mask) + b[:, None] * _wide(x) + c[:, None]).to(x.dtype)
+        dz = dz * slope(_before_activation(x, scale, shift, None, mask), activation)
+    return (a[:, None] * _masked(dz, mask) + b[:, None] * widened(x) + c[:, None]).to(x.dtype)
 
 
 def forward_constants(
@@ -85,7 +85,8 @@ def backward_constants(
     return a, b.to(a.dtype), c.to(a.dtype), normal_sums.sum(0).to(weight.dtype), sums.sum(0).to(weight.dtype)
 
 
-def _wide(x: Tensor) -> Tensor:
+def widened(x: Tensor) -> Tensor:
+    """Numbers in float32, or wider if they are."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -98,11 +99,12 @@ def _masked(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _before_activation(x: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor | None, mask: Tensor | None) -> Tensor:
-    y = _masked(_wide(x) * scale[:, None] + shift[:, None], mask)
+    y = _masked(widened(x) * scale[:, None] + shift[:, None], mask)
     return y if shortcut is None else y + shortcut
 
 
-def _activate(x: Tensor, activation: Activation | None) -> Tensor:
+def activate(x: Tensor, activation: Activation | None) -> Tensor:
+    """An activation, in memory of its own."""
     match activation:
         case None:
             return x
@@ -116,7 +118,7 @@ def _activate(x: Tensor, activation: Activation | None) -> Tensor:
             return F.hardswish(x)
 
 
-def _slope(x: Tensor, activation: Activation) -> Tensor:
+def slope(x: Tensor, activation: Activation) -> Tensor:
     """The derivative of an activation where its input is x; for ReLU and ReLU6, the output will do as well."""
     match activation:
         case "relu":

@@ -10,7 +10,8 @@ import triton.language as tl  # type: ignore[import-not-found]
 
 
 @triton.jit
-def _activate(z, ACTIVATION: tl.constexpr):
+def activated(z, ACTIVATION: tl.constexpr):
+    """An activation of z."""
     # Comparisons are turned so that NaN passes through.
     if ACTIVATION == "relu":
         z = tl.where(z < 0.0, 0.0, z)
@@ -24,7 +25,7 @@ def _activate(z, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _behind(d, z, ACTIVATION: tl.constexpr):
+def behind(d, z, ACTIVATION: tl.constexpr):
     """The gradient before an activation of z; for ReLU and ReLU6, its output will do as well."""
     if ACTIVATION == "relu":
         d = tl.where(z > 0.0, d, 0.0)
@@ -151,7 +152,7 @@ def gradients_of_chunks(
                 z = (v * factor + term) * m
                 if BESIDE == "shortcut":
                     z += _load(beside + base + within, seen, EVEN)
-            d = _behind(d, z, ACTIVATION)
+            d = behind(d, z, ACTIVATION)
             if WRITE:
                 short = d.to(dz.dtype.element_ty)
                 tl.store(dz + base + within, short, mask=None if EVEN else seen)
@@ -216,7 +217,7 @@ def scale_shift_of_tile(
     v *= _factor(mask, group, row, rows, images, MASKED)
     if SHORTCUT:
         v += beside
-    tl.store(y + base + within, _activate(v, ACTIVATION).to(y.dtype.element_ty), mask=None if EVEN else seen)
+    tl.store(y + base + within, activated(v, ACTIVATION).to(y.dtype.element_ty), mask=None if EVEN else seen)
 
 
 @triton.jit(do_not_specialize=["rows", "images"])
@@ -239,7 +240,7 @@ def norm_gradient_of_tile(
     if ACTIVATION is not None:
         z = v * _channel(scale, group, column, inside, channels, FOLDED)
         z = (z + _channel(shift, group, column, inside, channels, FOLDED)) * m
-        g = _behind(g, z, ACTIVATION)
+        g = behind(g, z, ACTIVATION)
     g = g * m * _channel(a, group, column, inside, channels, FOLDED)
     g += v * _channel(b, group, column, inside, channels, FOLDED)
     g += _channel(c, group, column, inside, channels, FOLDED)

@@ -1,0 +1,118 @@
+"""Triton programs behind gate_triton.py: each works on rows of one image, for a tile of its channels."""
+
+from __future__ import annotations
+
+import triton  # type: ignore[import-not-found]
+import triton.language as tl  # type: ignore[import-not-found]
+
+from paceline.model.kernels.rows_programs import activated, behind
+
+
+@triton.jit
+def _tile(channels, images, BC: tl.constexpr):
+    """The image of this program, the columns of its tile, which of them there are, and its norm group's columns."""
+    image = tl.program_id(1).to(tl.int64)
+    column = (tl.program_id(0) % tl.cdiv(channels, BC)) * BC + tl.arange(0, BC)
+    return image, column, column < channels, image // images * channels + column
+
+
+@triton.jit
+def _constant(values, at, inside):
+    return tl.load(values + at, mask=inside, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit(do_not_specialize=["rows", "chunk_rows", "images"])
+def outputs_of_chunks(
+    x, scale, shift, partials, rows, channels, chunk_rows, images,
+    ACTIVATION: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The sum of y over a chunk of an image's rows."""
+    image, column, inside, own = _tile(channels, images, BC)
+    tiles = tl.cdiv(channels, BC)
+    chunk, chunks = tl.program_id(0) // tiles, tl.num_programs(0) // tiles
+    factor, term = _constant(scale, own, inside), _constant(shift, own, inside)
+    s = tl.zeros([BR, BC], tl.float32)
+    end = tl.minimum((chunk + 1) * chunk_rows, rows)
+    for first in range(chunk * chunk_rows, end, BR):
+        row = first + tl.arange(0, BR)
+        seen = (row < end)[:, None] & inside[None, :]
+        at = (image * rows + row)[:, None] * channels + column[None, :]
+        y = activated(tl.load(x + at, mask=seen, other=0.0).to(tl.float32) * factor + term, ACTIVATION)
+        s += tl.where(seen, y, 0.0)
+    tl.store(partials + (image * chunks + chunk) * channels + column, tl.sum(s, 0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows", "images"])
+def gated_of_tile(
+    x, y, scale, shift, gate, rows, channels, images,
+    ACTIVATION: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """y times the factor of its image and channel."""
+    image, column, inside, own = _tile(channels, images, BC)
+    row = tl.program_id(0) // tl.cdiv(channels, BC) * BR + tl.arange(0, BR)
+    seen = (row < rows)[:, None] & inside[None, :]
+    at = (image * rows + row)[:, None] * channels + column[None, :]
+    z = tl.load(x + at, mask=seen, other=0.0).to(tl.float32) * _constant(scale, own, inside)
+    value = activated(z + _constant(shift, own, inside), ACTIVATION)
+    value = value * _constant(gate, image * channels + column, inside)
+    tl.store(y + at, value.to(y.dtype.element_ty), mask=seen)
+
+
+@triton.jit(do_not_specialize=["rows", "chunk_rows", "images"])
+def gate_sums_of_chunks(
+    d, x, mean, scale, shift, partials, rows, channels, chunk_rows, images,
+    ACTIVATION: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The five sums of `GateSums` over a chunk of an image's rows."""
+    image, column, inside, own = _tile(channels, images, BC)
+    tiles = tl.cdiv(channels, BC)
+    chunk, chunks = tl.program_id(0) // tiles, tl.num_programs(0) // tiles
+    factor, term = _constant(scale, own, inside), _constant(shift, own, inside)
+    center = _constant(mean, own, inside)
+    outputs = tl.zeros([BR, BC], tl.float32)
+    slopes = tl.zeros([BR, BC], tl.float32)
+    products = tl.zeros([BR, BC], tl.float32)
+    plain_slopes = tl.zeros([BR, BC], tl.float32)
+    plain_products = tl.zeros([BR, BC], tl.float32)
+    end = tl.minimum((chunk + 1) * chunk_rows, rows)
+    for first in range(chunk * chunk_rows, end, BR):
+        row = first + tl.arange(0, BR)
+        seen = (row < end)[:, None] & inside[None, :]
+        at = (image * rows + row)[:, None] * channels + column[None, :]
+        g = tl.load(d + at, mask=seen, other=0.0).to(tl.float32)
+        v = tl.load(x + at, mask=seen, other=0.0).to(tl.float32)
+        z = v * factor + term
+        steep = tl.where(seen, behind(tl.full([BR, BC], 1.0, tl.float32), z, ACTIVATION), 0.0)
+        off = steep * (v - center)
+        outputs += g * activated(z, ACTIVATION)
+        slopes += g * steep
+        products += g * off
+        plain_slopes += steep
+        plain_products += off
+    at = partials + (image * chunks + chunk) * channels + column
+    step = tl.num_programs(1).to(tl.int64) * chunks * channels
+    tl.store(at, tl.sum(outputs, 0), mask=inside)
+    tl.store(at + step, tl.sum(slopes, 0), mask=inside)
+    tl.store(at + 2 * step, tl.sum(products, 0), mask=inside)
+    tl.store(at + 3 * step, tl.sum(plain_slopes, 0), mask=inside)
+    tl.store(at + 4 * step, tl.sum(plain_products, 0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows", "images"])
+def gated_gradient_of_tile(
+    d, x, dx, scale, shift, gate, term, a, b, c, rows, channels, images,
+    ACTIVATION: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """a dz + b x + c, where dz is (d gate + term) times the slope of the activation."""
+    image, column, inside, own = _tile(channels, images, BC)
+    row = tl.program_id(0) // tl.cdiv(channels, BC) * BR + tl.arange(0, BR)
+    seen = (row < rows)[:, None] & inside[None, :]
+    at = (image * rows + row)[:, None] * channels + column[None, :]
+    g = tl.load(d + at, mask=seen, other=0.0).to(tl.float32)
+    v = tl.load(x + at, mask=seen, other=0.0).to(tl.float32)
+    beside = image * channels + column
+    g = g * _constant(gate, beside, inside) + _constant(term, beside, inside)
+    z = v * _constant(scale, own, inside) + _constant(shift, own, inside)
+    g = behind(g, z, ACTIVATION) * _constant(a, own, inside)
+    g += v * _constant(b, own, inside) + _constant(c, own, inside)
+    tl.store(dx + at, g.to(dx.dtype.element_ty), mask=seen)
