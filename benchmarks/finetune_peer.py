@@ -92,8 +92,9 @@ def plan_case(folder: Path, epochs: int | None) -> Case:
 def train_ours(case: Case, seed: int, workers: int) -> dict[str, Any]:
     """The last validation of a run."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [f"epochs={case.epochs}", f"evaluate.every={case.epochs} epochs", f"on.loader_workers={workers}"]
-        run = paceline.train(case.folder, f"seed={seed}", *words, out=folder)
+        words = [f"seed={seed}", f"epochs={case.epochs}", f"evaluate.every={case.epochs} epochs"]
+        placed = [f"on.loader_workers={workers}", f"on.cpu_threads={workers}"]  # others train on this machine too
+        run = paceline.train(case.folder, *words, *placed, out=folder)
         row = latest(rows_of(run.folder), "validation")[-1]
     return {"top1": row["top1"], "images": row["images"]}
 
