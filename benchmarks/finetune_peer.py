@@ -261,9 +261,9 @@ def main() -> None:
         print(json.dumps(train_one(options.one)))
         return
     if not options.sets:
-        parser.error("--sets FOLDER... is missing; finetune_sets.py writes such folders")
+        raise SystemExit("--sets FOLDER... is missing; finetune_sets.py writes such folders")
     if options.peers and find_spec("timm") is None:
-        parser.error("timm is not installed; write pip install timm, or --peers without a name")
+        raise SystemExit("timm is not installed; write pip install timm, or --peers without a name")
     os.environ.setdefault("OMP_NUM_THREADS", "2")
     cases = [plan_case(folder, options.epochs) for folder in options.sets]
     rows = compare(cases, options.peers, options.seeds, options.together, options.workers)
