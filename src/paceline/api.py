@@ -104,7 +104,7 @@ def predict(
     run: RunPath, images: RunPath | Sequence[RunPath], *words: str, checkpoint: int | str | None = None, top: int = 5,
     heatmap: RunPath | None = None, device: str | None = None,
 ) -> list[Prediction]:  # fmt: skip
-    """Predict images: files, folders, patterns or a CSV file of paths; those that cannot be decoded are left out.
+    """Predict images: files, folders, patterns or a CSV file of paths; those without an answer are left out.
 
     The best checkpoint is taken unless another is named. All images of the run's validation get the bits of `validate`.
     """

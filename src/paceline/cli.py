@@ -22,7 +22,7 @@ from paceline.options import (
     Against, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords, Details, Device,
     ExportFolder, ExportTo, GivenWords, Half, HeatmapFolder, Json, On, OnWords, Out, Profile, RecipeOrFolder,
     RecipeWord, Replicas, ResultFile, RunFolder, Seconds, SettingWords, SourceFolder, Threshold, TimeLimit, Top,
-    path_of, time_words,
+    missing_argument, path_of, time_words,
 )  # fmt: skip
 # isort: on
 
@@ -53,18 +53,21 @@ class Verbs(TyperGroup):
             try:
                 return super().invoke(ctx)
             except Exception as fault:
-                if type(fault).__name__ == "NoSuchOption":  # click's, which some versions of typer bring as their own
+                kind = type(fault).__name__  # click's, which some versions of typer bring as their own
+                if kind == "NoSuchOption":
                     _refuse_option(fault)
+                if kind == "MissingParameter":
+                    raise missing_argument(fault) from None
                 raise
 
 
 @contextmanager
 def _short_faults() -> Iterator[None]:
-    """Cut what click says of a very long word, which it repeats whole."""
+    """Cut what click says of a very long word, which it repeats whole; help is a fault to it as well, and stays."""
     try:
         yield
     except Exception as fault:
-        if isinstance(message := getattr(fault, "message", None), str):
+        if type(fault).__name__ != "NoArgsIsHelpError" and isinstance(message := getattr(fault, "message", None), str):
             from paceline.settings.read import cut
 
             fault.message = cut(message, 400)  # type: ignore[attr-defined]
@@ -386,7 +389,7 @@ def main() -> None:
     """Run the command line."""
     with visible_output():
         try:
-            app()
+            app(prog_name="paceline")
         except BrokenPipeError:
             sys.stderr.close()
             sys.exit(1)

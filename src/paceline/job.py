@@ -286,9 +286,7 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
             # Says when to give up, or how other images are labeled: nothing of what is learned.
             override(written, word, Recipe)
         else:
-            raise SpecError(
-                f"'{cut(word)}': a run keeps its recipe; only on.* words may change, such as on.micro_batch=64"
-            )
+            raise _recipe_stays(word, "on.micro_batch=64")
     recipe = build(Recipe, written)
     if test is not None:
         if data is not None:
@@ -308,6 +306,13 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
     return plan_job(str(folder), recipe, placement, place, Tree(), placed, tuple(words), test)
 
 
+def _recipe_stays(word: str, example: str) -> SpecError:
+    """What is said of a word that changes no placement; one that sets nothing is most likely a second run."""
+    if "=" not in word:
+        return SpecError(f"'{cut(word)}' is one word too many: name one run, and settings as {example}")
+    return SpecError(f"'{cut(word)}': a run keeps its recipe; only on.* words may change, such as {example}")
+
+
 def network_job(folder: Path, words: list[str], images: int | None = None) -> Job:
     """The job of a run's trained network, without the run's data: on one replica, for so many images in files.
 
@@ -317,9 +322,7 @@ def network_job(folder: Path, words: list[str], images: int | None = None) -> Jo
     placed = parse(dump(stored.placement), str(folder))
     for word in [*_ALONE, *words]:
         if not word.startswith("on."):
-            raise SpecError(
-                f"'{cut(word)}': a run keeps its recipe; only on.* words may change, such as on.precision=fp32"
-            )
+            raise _recipe_stays(word, "on.precision=fp32")
         override(placed, word.removeprefix("on."), Placement)
     data = _as_files(folder, stored.recipe.data, images)
     augment = stored.recipe.augment.model_copy(update={"pad": 0, "python": None})

@@ -33,6 +33,8 @@ from paceline.progress import Progress, silent
 from paceline.training.opened import OpenedRun
 from paceline.training.session import torch_settings
 
+NO_ANSWER = "the network's scores are not finite, so it has no answer"
+
 ImageLike = str | os.PathLike[str] | Image.Image | NDArray[np.uint8] | Tensor
 """A path, a Pillow image, or 8-bit pixels [rows, columns, 3]."""
 
@@ -88,6 +90,8 @@ class TrainedNetwork(nn.Module):
             scores = self(torch.from_numpy(self.preprocess(image))[None].to(device))
             best = self._opened.probabilities(scores)[0].topk(min(top, len(self.classes)))
         name = str(image) if isinstance(image, str | os.PathLike) else type(image).__name__
+        if not scores.isfinite().all():
+            raise DataError(f"{name}: {NO_ANSWER}")
         classes = tuple(self.classes[number] for number in best.indices.tolist())
         return Prediction(name, classes, tuple(best.values.tolist()))
 
@@ -129,7 +133,8 @@ def predict_images(
     opened: OpenedRun, images: Table, skipped: dict[str, str], top: int = 5, heatmaps: Path | None = None,
     progress: Progress = silent,
 ) -> Generator[Prediction, None, None]:  # fmt: skip
-    """Predict each image of a table that can be decoded, in order; the others go to `skipped`, with the reason.
+    """Predict each image of a table, in order; one that cannot be decoded, or whose scores are not finite, goes to
+    `skipped` with the reason.
 
     The run was opened for as many images: its batches are then those of a validation.
     """
@@ -138,7 +143,7 @@ def predict_images(
         for batch, offsets, indices in given_batches(opened, images, skipped):
             scores = opened.scores(batch.images)
             best = opened.probabilities(scores).topk(min(top, len(opened.classes)), 1)
-            values, numbers = best.values.tolist(), best.indices.tolist()
+            values, numbers, finite = best.values.tolist(), best.indices.tolist(), scores.isfinite().all(1).tolist()
             names = [images.name(index) for index in indices.tolist()]
             maps = {}
             if heatmaps is not None:
@@ -146,6 +151,9 @@ def predict_images(
                 _draw(opened, batch.images, best.indices[:, 0], offsets, files)
                 maps = dict(zip(names, map(str, files), strict=True))
             for offset, name in zip(offsets.tolist(), names, strict=True):
+                if not finite[offset]:
+                    skipped[name] = NO_ANSWER
+                    continue
                 classes = tuple(opened.classes[number] for number in numbers[offset])
                 yield Prediction(name, classes, tuple(values[offset]), maps.get(name))
             progress("images", int(indices[-1]) + 1 if len(indices) else 0, len(images))

@@ -35,7 +35,8 @@ def progress_bar() -> Iterator[Progress]:
     # Lines that are printed meanwhile pass through the bar's terminal, unless they go to a file.
     bar = progress.Progress(
         progress.TextColumn("[bold]{task.description}"), progress.BarColumn(bar_width=None),
-        progress.MofNCompleteColumn(), progress.TimeElapsedColumn(), progress.TimeRemainingColumn(),
+        progress.MofNCompleteColumn(), progress.TextColumn("in"), progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(), progress.TextColumn("left"),
         console=Terminal(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty(),
     )  # fmt: skip
     tasks: dict[str, progress.TaskID] = {}

@@ -26,6 +26,7 @@ from paceline.settings.placement import Placement
 from paceline.settings.placement import keys as placement_keys
 from paceline.settings.read import Tree, changes, dump, parse
 from paceline.settings.recipe import Recipe
+from paceline.settings.stop import Stop
 from paceline.settings.types import Settings
 
 Row = dict[str, Any]
@@ -205,10 +206,14 @@ def trained_step(rows: list[Row]) -> int:
     return max((row.get("step", 0) for row in rows if row["kind"] in ("report", "checkpoint", "validation")), default=0)
 
 
-def best_step(rows: list[Row], steps: list[int]) -> int | None:
-    """The step among `steps` with the best validation accuracy, the earliest of equals, if any has one."""
-    validations = [row for row in latest(rows, "validation") if row["step"] in steps]
-    return max(validations, key=lambda row: (row["top1"], -row["step"]))["step"] if validations else None
+def best_step(rows: list[Row], steps: list[int], stop: Stop) -> int | None:
+    """The step among `steps` with the best validation by `stop.metric`, the earliest of equals, if any has one."""
+    best: Row | None = None
+    for row in latest(rows, "validation"):
+        value = row.get(stop.metric)  # a loss that is not finite is null
+        if row["step"] in steps and value is not None and (best is None or stop.is_better(value, best[stop.metric])):
+            best = row
+    return None if best is None else int(best["step"])
 
 
 def _cut_torn_line(path: Path) -> None:

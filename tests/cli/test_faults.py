@@ -32,6 +32,9 @@ FAULTS = [
     (["train", "cifar10/resnet20", "--data", "."], "'data_batch_1.bin' is neither here"),
     (["resume", "nowhere"], "nowhere: this is no run folder"),
     (["validate", "."], "this is no run folder"),
+    (["predict", "x.jpg"], "IMAGES... is missing; write paceline predict RUN IMAGES... [on.KEY=VALUE]..."),
+    (["validate"], "RUN is missing; write paceline validate RUN [on.KEY=VALUE]..."),
+    (["data", "show"], "SOURCE is missing; write paceline data show SOURCE"),
     (["models", "resnet5O"], "no model is named 'resnet5O'; did you mean 'resnet5"),
     (["train", "--data", "."], ".: no data set is recognized here; expected CIFAR's binary files"),
     (["train", "."], ".: no data set is recognized here; expected CIFAR's binary files"),
@@ -111,6 +114,15 @@ def test_plan_recipes_models_and_help_never_load_torch(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment(), check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("words", [[], ["data"], ["bench"]])
+def test_a_command_without_its_verb_prints_help_in_lines(paceline: Paceline, words: list[str]) -> None:
+    done = paceline(*words)
+    assert done.returncode == 2
+    told = (done.stdout + done.stderr).splitlines()
+    assert told[0].startswith("Usage: paceline")
+    assert any(line.startswith("Commands:") for line in told)
 
 
 def test_an_unknown_option_that_is_no_setting_stays_the_parser_s(paceline: Paceline) -> None:

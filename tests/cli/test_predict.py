@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from conftest import run_in
 from paceline import checkpoint
@@ -77,6 +78,12 @@ def test_what_is_asked_wrongly_is_refused(
 ) -> None:
     with pytest.raises(fault[0], match=fault[1]):
         predict.run(folder / "run", [str(folder / "data/val")], which, 5, threshold, None, None, None, True)
+
+
+def test_a_network_whose_scores_are_not_finite_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.training.opened.OpenedRun.scores", lambda *_: torch.full((15, 3), torch.nan))
+    with pytest.raises(RunError, match="scores are not finite, so it has no answer; choose another step"):
+        predict.run(folder / "run", [str(folder / "data/val"), *ONE], None, 5, None, None, None, None, True)
 
 
 def test_faults_are_one_line(folder: Path) -> None:

@@ -69,6 +69,15 @@ def test_a_better_checkpoint_than_the_last_is_named(tmp_path: Path) -> None:
     assert f"The best checkpoint: 99.00% after step 3: paceline validate '{run.folder}' --checkpoint best" in text
 
 
+def test_the_best_checkpoint_is_that_of_the_metric_that_ends_runs(tmp_path: Path) -> None:
+    plan = make_plan("stop.metric=loss")
+    run = trained(plan, tmp_path / "run")
+    last = [row for row in run.rows() if row["kind"] == "validation"][-1]
+    checkpoint.write(run.checkpoints, 3, {})
+    run.write(**{**last, "step": 3, "top1": 0.0, "loss": 0.125})
+    assert "The best checkpoint: loss 0.1250 after step 3: " in shown(plan, run, {"kind": "end", "step": plan.steps})
+
+
 def test_the_end_says_how_fast_the_run_was_and_counts_in_words(tmp_path: Path) -> None:
     plan = make_plan()
     run = trained(plan, tmp_path / "a run")
@@ -137,7 +146,9 @@ def test_a_bar_leaves_room_for_the_sign_of_an_interrupt_and_nothing_behind(tmp_p
     sink.row(START)
     sink.row({"kind": "interrupted", "step": 3, "why": "signal"})
     lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue()))
-    assert {len(line) for line in lines if line.startswith("training")} == {57}
+    bars = [line for line in lines if line.startswith("training")]
+    assert {len(line) for line in bars} == {57}
+    assert re.search(r" in 0:00:0\d -:--:-- left *$", bars[0])  # both times have names
     assert out.getvalue().rindex("\x1b[2K") > out.getvalue().rindex("training")  # the line is wiped at the end
 
 

@@ -78,7 +78,8 @@ def test_what_lies_beside_the_file_prepares_images_and_tells_what_was_measured(
     for words in (
         f"{result.equal} of {result.images} answers are equal",
         f"{result.difference:.2g}",
-        f"| apple | {result.classes['apple'][0]} | {result.classes['apple'][1]} |",
+        "| class | images | right | precision | recall | F1 |\n",
+        f"| apple | {result.classes['apple'][0]} | {result.classes['apple'][1]} | ",
         json.loads((run[0] / "data.json").read_text())["training"]["digest"],
         f"--to onnx --checkpoint {onnx.step}",
     ):

@@ -58,6 +58,15 @@ def test_the_same_images_are_the_hardest_on_every_layout(size: int, replicas: in
     assert [one.loss for one in found] == [float(losses[image]) for image in order]
 
 
+def test_nothing_is_sorted_before_the_end_where_all_images_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    hard = Hardest(40, CPU)
+    with monkeypatch.context() as patch:
+        patch.delattr("paceline.model.hardest._largest")
+        for begin in range(0, 40, 5):
+            hard.add(answers(torch.arange(5.0) + begin), torch.arange(begin, begin + 5))
+    assert [one.image for one in hard.over_replicas(World(CPU))] == list(range(39, -1, -1))
+
+
 def test_an_image_that_only_fills_up_a_batch_is_never_hard() -> None:
     hard = Hardest(8, CPU)
     hard.add(answers(torch.tensor([1.0, 9.0, 2.0]), count=1), torch.arange(3))

@@ -66,6 +66,7 @@ def test_lines_of_other_systems_are_read(tmp_path: Path, end: str) -> None:
         ('"1.jpg"x,3\n', ":1: ',' expected after '\"'; expected 'file,class', found '\"1.jpg\"x,3'"),
         (f"1.jpg,3\n{'x' * 200_000}\n", f"field limit (131072); expected 'file,class', found '{'x' * 80}...'"),
         (f"1.jpg,3\n{'x' * 500}\n", f":2: expected 'file,class', found '{'x' * 80}...'"),
+        ("cat,1.jpg\ndog,2.JPG\n", ":1: the files are where the classes should be; write lines of 'file,class'"),
         (f"1.jpg,{'9' * 5000}\n", f":1: '{'9' * 80}...', the class of '1.jpg', is too large a number"),
     ],
 )

@@ -90,6 +90,8 @@ def test_only_the_placement_of_a_run_may_change(tmp_path: Path) -> None:
     assert open_run(run, words=["on.precision=fp64"]).whole.dtype == torch.float64
     with pytest.raises(SpecError, match="'epochs=3': a run keeps its recipe"):
         open_run(run, words=["epochs=3"])
+    with pytest.raises(SpecError, match="'runs/other' is one word too many: name one run"):
+        open_run(run, words=["runs/other"])
 
 
 def encoded(pixels: np.ndarray[Any, Any]) -> bytes:

@@ -11,10 +11,10 @@ from PIL import Image
 from torch import Tensor
 
 from paceline.data.index.given import read_given
-from paceline.errors import RunError
+from paceline.errors import DataError, RunError
 from paceline.model.grad_cam import grad_cam
 from paceline.model.network import Network
-from paceline.prediction import predict_images
+from paceline.prediction import NO_ANSWER, TrainedNetwork, predict_images
 from paceline.training.opened import open_run
 from trained_run import CLASSES, predicted_scores, train_on_images, validation_paths, validation_scores
 
@@ -53,6 +53,18 @@ def test_images_that_cannot_be_decoded_are_skipped_with_the_reason(run: tuple[Pa
     assert skipped[paths[0]] == "its first bytes are not those of an image"
     only = read_given(paths[:1]).table
     assert list(predict_images(open_run(run[0], None, (), 1), only, skipped)) == []
+
+
+def test_an_image_whose_scores_are_not_finite_has_no_answer(run: tuple[Path, Path]) -> None:
+    paths = validation_paths(*run)[:3]
+    opened = open_run(run[0], None, (), 3)
+    with torch.no_grad():
+        next(opened.whole.module.parameters()).fill_(torch.nan)
+    skipped: dict[str, str] = {}
+    assert list(predict_images(opened, read_given(paths).table, skipped)) == []
+    assert skipped == dict.fromkeys(paths, NO_ANSWER)
+    with pytest.raises(DataError, match="scores are not finite"):
+        TrainedNetwork(opened).predict(paths[0])
 
 
 def test_probabilities_are_shares_of_one_and_a_threshold_answers_none(run: tuple[Path, Path]) -> None:

@@ -34,6 +34,8 @@ WORLD = World(torch.device("cpu"))
 FACTS = DataFacts(1, 1, 10, 8)
 Tensors = dict[str, Tensor]
 
+OTHER = "; if the weights are of another network, name it: model=NAME"
+
 
 def make_state(*words: str) -> State:
     """A small network as it begins."""
@@ -424,9 +426,9 @@ def test_too_few_or_too_many_foreign_tensors_are_one_line(tmp_path: Path) -> Non
     theirs = foreign(tensors_of(trained()))
     plain = {name: value for name, value in theirs.items() if "num_batches" not in name}
     torch.save(dict(list(theirs.items())[:-1]), tmp_path / "few.pth")
-    assert one_line(tmp_path / "few.pth").endswith(f"has {len(plain) - 1} tensors, and this network has 37")
+    assert one_line(tmp_path / "few.pth").endswith(f"has {len(plain) - 1} tensors, and this network has 37{OTHER}")
     torch.save({**theirs, "more.weight": torch.ones(1)}, tmp_path / "many.pth")
-    assert one_line(tmp_path / "many.pth").endswith("has 38 tensors, and this network has 37")
+    assert one_line(tmp_path / "many.pth").endswith(f"has 38 tensors, and this network has 37{OTHER}")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -20,6 +20,12 @@ def judged(**top1: float) -> list[Row]:
     return [validation_row(int(step.removeprefix("s")), value) for step, value in top1.items()]
 
 
+def lost(**loss: float | None) -> list[Row]:
+    """Validations that differ in their losses, of which a lower accuracy has the lower loss."""
+    steps = {int(step.removeprefix("s")): value for step, value in loss.items()}
+    return [validation_row(step, min(1.0, value or 0.0)) | {"loss": value} for step, value in steps.items()]
+
+
 @pytest.mark.parametrize(
     ("words", "rows", "kept"),
     [
@@ -31,6 +37,9 @@ def judged(**top1: float) -> list[Row]:
         (("on.keep_last=1",), judged(s6=0.9, s7=0.95), {6, 36}),  # a step without a checkpoint does not count
         (("on.keep_last=1",), judged(s6=0.9, s12=0.5) + judged(s6=0.1), {12, 36}),  # the newest row of a step counts
         (("on.keep_last=1", "on.keep_best=false"), judged(s6=0.9), {36}),
+        (("on.keep_last=1", "stop.metric=loss"), lost(s6=0.9, s12=0.5, s18=0.7), {12, 36}),
+        (("on.keep_last=1", "stop.metric=loss"), lost(s6=None, s12=1e9, s18=1e9), {12, 36}),  # null is no loss
+        (("on.keep_last=1", "stop.metric=loss"), lost(s6=None), {36}),
         (("on.keep_last=1", "on.keep_every=12 steps"), [], {0, 12, 24, 36}),
         (("on.keep_last=1", "on.keep_every=2 epochs"), [], {0, 12, 24, 36}),
         (("on.keep_last=1", "on.keep_every=15 steps"), [], {0, 18, 30, 36}),

@@ -69,12 +69,15 @@ def _predict(
     folder: Path, which: str, words: list[str], images: GivenImages, skipped: dict[str, str], top: int,
     heatmap: Path | None,
 ) -> tuple[list[Prediction], int]:  # fmt: skip
-    from paceline.prediction import predict_images
+    from paceline.prediction import NO_ANSWER, predict_images
     from paceline.training.opened import open_run
 
     with progress_bar() as progress:
         opened = open_run(folder, which, words, len(images.table))
-        return list(predict_images(opened, images.table, skipped, top, heatmap, progress)), opened.step
+        predictions = list(predict_images(opened, images.table, skipped, top, heatmap, progress))
+    if not predictions and NO_ANSWER in skipped.values():
+        raise RunError(f"{folder}: step {opened.step:,}: {NO_ANSWER}; choose another step with --checkpoint")
+    return predictions, opened.step
 
 
 def _row(prediction: Prediction, threshold: float | None) -> dict[str, Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from paceline.data.index.fingerprint import training_digest
 from paceline.exporting.comparison import BATCH, Comparison
 from paceline.exporting.request import FILES, ExportRequest
-from paceline.record import Row, latest, rows_of
+from paceline.record import latest, rows_of
+from paceline.training.details import read_classes
 from paceline.training.opened import OpenedRun
 
 _LISTED = 100
@@ -53,7 +56,7 @@ def model_card(request: ExportRequest, opened: OpenedRun, result: Comparison, de
         _about(request, opened),
         f"## Use\n\n```python\n{_usage(request, opened, described)}\n```",
         _input(opened),
-        _results(opened, result, rows_of(request.run)),
+        _results(request.run, opened, result),
         _comparison(request, result),
         _data(request),
         "## Limits\n\nThe network answers one of its classes whatever it is shown. It was evaluated on these images "
@@ -86,8 +89,9 @@ def _input(opened: OpenedRun) -> str:
     )
 
 
-def _results(opened: OpenedRun, result: Comparison, rows: list[Row]) -> str:
-    found = [row for row in latest(rows, "validation") if row["step"] == opened.step]
+def _results(run: Path, opened: OpenedRun, result: Comparison) -> str:
+    """The accuracy of the run's validation after this step, else of the images that the file was compared on."""
+    found = [row for row in latest(rows_of(run), "validation") if row["step"] == opened.step]
     text = "## Accuracy\n\n"
     if found:
         row = found[-1]
@@ -95,15 +99,24 @@ def _results(opened: OpenedRun, result: Comparison, rows: list[Row]) -> str:
             f"Validation of the run after this step: top-1 {row['top1']:.2%}, top-5 {row['top5']:.2%}, loss "
             f"{row['loss'] or float('nan'):.4f}, {row['images']:,} images.\n\n"
         )
-    if result.classes and len(result.classes) <= _LISTED:
-        lines = [f"| {_cell(name)} | {count} | {right} |" for name, (count, right) in result.classes.items()]
-        heading = "| class | images | right |\n|---|---|---|\n"
-        text += f"This file, on the {result.images:,} images it was compared on:\n\n{heading}" + "\n".join(lines)
+    table = read_classes(run, opened.step)
+    if 0 < len(table) <= _LISTED:
+        shares = [[row[key] and f"{float(row[key]):.3f}" for key in ("precision", "recall", "f1")] for row in table]
+        lines = [[row["class"], row["images"], row["right"], *rest] for row, rest in zip(table, shares, strict=True)]
+        text += _table(["class", "images", "right", "precision", "recall", "F1"], lines)
+    elif 0 < len(result.classes) <= _LISTED:
+        text += f"This file, on the {result.images:,} images it was compared on, which need not be all:\n\n"
+        text += _table(["class", "images", "right"], [[name, *counts] for name, counts in result.classes.items()])
     return text.rstrip()
 
 
-def _cell(name: str) -> str:
-    return name.replace("|", "\\|")
+def _table(headings: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    rows = [headings, ["---"] * len(headings), *([_cell(each) for each in line] for line in lines)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("|", "\\|")
 
 
 def _comparison(request: ExportRequest, result: Comparison) -> str:

@@ -42,21 +42,31 @@ class Hardest:
 
     def __init__(self, most: int, device: torch.device) -> None:
         self._most = most
-        self._rows = torch.zeros(0, 5, dtype=widest_float(device), device=device)
-        """Loss, number, truth, answer and probability of each image."""
+        self._rows = [torch.zeros(0, 5, dtype=widest_float(device), device=device)]
+        """Loss, number, truth, answer and probability of each image, in pieces that are sorted once they are many."""
+        self._count = 0
 
     def add(self, answers: Answers, images: Tensor) -> None:
         """Look at a batch of the images with these numbers, without waiting for the device."""
         loss = torch.where(answers.real, answers.loss, -math.inf)
         columns = (loss, images, answers.truth, answers.answer, answers.probability)
-        new = torch.stack([column.to(self._rows.dtype) for column in columns], dim=1)
-        self._rows = _largest(torch.cat([self._rows, new]), self._most)
+        self._rows.append(torch.stack([column.to(self._rows[0].dtype) for column in columns], dim=1))
+        self._count += len(loss)
+        if self._count > 2 * self._most:  # sorting after each batch would be slow where all images are kept
+            self._sort()
+
+    def _sort(self) -> Tensor:
+        """All rows that may be among the hardest, the hardest first."""
+        rows = _largest(torch.cat(self._rows), self._most)
+        self._rows, self._count = [rows], len(rows)
+        return rows
 
     def over_replicas(self, world: World) -> list[HardImage]:
         """The hardest images of all replicas, the hardest first."""
-        table = self._rows.new_full((world.replicas, self._most, 5), 0)
+        own = self._sort()
+        table = own.new_full((world.replicas, self._most, 5), 0)
         table[world.replica, :, 0] = -math.inf
-        table[world.replica, : len(self._rows)] = self._rows
+        table[world.replica, : len(own)] = own
         rows = world.all_reduce(table).flatten(0, 1).cpu()
         rows = _largest(rows[rows[:, 1].argsort(stable=True)], self._most)
         return [

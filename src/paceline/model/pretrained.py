@@ -23,6 +23,8 @@ from paceline.model.tensor_names import in_network_order
 
 Weights = dict[str, Tensor]
 
+_OTHER_NETWORK = "; if the weights are of another network, name it: model=NAME"
+
 
 @dataclass(frozen=True)
 class LoadedWeights:
@@ -139,7 +141,7 @@ def match(theirs: Weights, ours: Weights, source: str) -> dict[str, str | None]:
         "; a .safetensors file forgets the order of its tensors, and these names are neither torchvision's nor timm's; "
         "save them with torch.save, which keeps it"
         if source.endswith(".safetensors") and ordered is None
-        else ""
+        else _OTHER_NETWORK
     )
     for o, t in zip(here, there, strict=False):
         if not _alike(o, t, ours[o], theirs[t], o in heads):
@@ -147,7 +149,7 @@ def match(theirs: Weights, ours: Weights, source: str) -> dict[str, str | None]:
                 f"init.from: {source} does not fit this network: '{t}' {tuple(theirs[t].shape)} stands where "
                 f"'{o}' {tuple(ours[o].shape)} should{lost}"
             )
-    raise UserError(f"init.from: {source} has {len(there)} tensors, and this network has {len(here)}")
+    raise UserError(f"init.from: {source} has {len(there)} tensors, and this network has {len(here)}{_OTHER_NETWORK}")
 
 
 def _orders(ours: Weights) -> Iterator[list[str]]:

@@ -152,7 +152,7 @@ class Placement(Settings):
     keep_last: Annotated[Count, Field(json_schema_extra=KEEPING)] = 3
     """How many of the newest checkpoints stay."""
     keep_best: Annotated[bool, Field(json_schema_extra=KEEPING)] = True
-    """Keep the checkpoint with the best validation accuracy as well."""
+    """Keep the checkpoint with the best validation (`stop.metric`) as well."""
     keep_every: Annotated[Interval | None, Field(json_schema_extra=KEEPING)] = None
     """Keep one checkpoint of each such stretch for good, such as 10 epochs."""
     time_limit: Annotated[ClockTime | None, Field(json_schema_extra=KEEPING)] = None

@@ -19,7 +19,7 @@ class Stop(Settings):
     target: Annotated[float, BeforeValidator(percent), Field(gt=0, le=1e9)] | None = None
     """End at the first validation that is this good, such as 75.9%, or 0.8 for the loss."""
     metric: Literal["top1", "loss"] = "top1"
-    """What makes a validation better: more top-1 accuracy, or less loss."""
+    """What makes a validation better, also to choose the best checkpoint: more top-1 accuracy, or less loss."""
 
     @model_validator(mode="after")
     def _target_can_be_reached(self) -> Self:

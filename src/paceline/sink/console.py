@@ -52,9 +52,10 @@ class ConsoleSink(Sink):
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
+            TextColumn("{task.fields[numbers]}  in"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
+            TextColumn("left"),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -208,12 +209,13 @@ class ConsoleSink(Sink):
             low, high = (f"{speed:,.0f}" for speed in quartiles)
             half = f" (half of the reports between {low} and {high})" if low != high else ""
             self._print(f"{row['images_per_second']:,.0f} images/s{half}.")
-        saved = best_step(rows, checkpoint.saved_steps(self._run.checkpoints))
+        stop = self._plan.recipe.stop
+        saved = best_step(rows, checkpoint.saved_steps(self._run.checkpoints), stop)
         best = next((row for row in validations if row["step"] == saved), last)
-        if best["top1"] > last["top1"]:
+        if best is not last and (last[stop.metric] is None or stop.is_better(best[stop.metric], last[stop.metric])):
+            value = f"{best['top1']:.2%}" if stop.metric == "top1" else f"loss {best['loss']:.4f}"
             self._print_whole(
-                f"The best checkpoint: {best['top1']:.2%} after step {saved}: paceline validate {folder} "
-                "--checkpoint best"
+                f"The best checkpoint: {value} after step {saved}: paceline validate {folder} --checkpoint best"
             )
         for average in latest(rows, "average")[-1:] if self._plan.averaged_steps else []:
             self._print_bold(

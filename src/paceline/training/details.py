@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline import checkpoint
 from paceline.errors import Broken
-from paceline.files import disk_faults, write_whole
+from paceline.files import disk_faults, read_whole, write_whole
 from paceline.model.hardest import HardImage
 from paceline.record import INTACT, Row, Run
 from paceline.training.evaluate import Evaluation
@@ -27,6 +27,16 @@ _SHOWN = 10
 def details_folder(run: Run, kind: str, step: int) -> Path:
     """Where the tables of a validation or a test after a step are."""
     return run.folder / kind / checkpoint.name_of(step)
+
+
+def read_classes(folder: Path, step: int) -> list[dict[str, str]]:
+    """The table of classes that the validation after a step has left in a run folder, if it has."""
+    try:
+        content = read_whole(folder / "validation" / checkpoint.name_of(step) / CLASSES)
+    except OSError:
+        return []
+    rows = list(csv.DictReader(io.StringIO(content.decode(errors="surrogateescape"), newline="")))
+    return [row for row in rows if row.keys() == set(_COLUMNS)]
 
 
 def write_details(session: Session, folder: Path, evaluation: Evaluation, name: str = HARD) -> None:

@@ -51,7 +51,7 @@ def to_keep(plan: Plan, saved: list[int], rows: list[Row]) -> set[int]:
     """The newest few, those that the end averages, the best one, and the first of each stretch of `keep_every`."""
     placement = plan.placement
     keep = set(saved[-placement.keep_last :]) | (set(plan.averaged_steps) & set(saved))
-    best = best_step(rows, saved)
+    best = best_step(rows, saved, plan.recipe.stop)
     if placement.keep_best and best is not None:
         keep.add(best)
     if placement.keep_every is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline import checkpoint
 from paceline.errors import RunError
-from paceline.record import Row, best_step, rows_of
+from paceline.record import Row, best_step, rows_of, stored_plan
 from paceline.settings.read import cut
 
 
@@ -45,7 +45,7 @@ def steps_to_evaluate(folder: Path, selection: Selection) -> list[int]:
     if selection.checkpoint is None:
         return saved[::-1]
     if selection.checkpoint == "best":
-        best = best_step(rows_of(folder), saved)
+        best = best_step(rows_of(folder), saved, stored_plan(folder).recipe.stop)
         return saved[::-1] if best is None else [best]
     number = Path(selection.checkpoint).name.removeprefix("step-").lstrip("0") or "0"
     step = next((step for step in saved if str(step) == number), None)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from paceline.data.index.formats import IMAGE_ENDINGS
 from paceline.data.index.formats.layout import is_test, split_named
 from paceline.errors import DataError
 from paceline.files import read_whole
@@ -119,8 +120,14 @@ def _read(path: Path, setting: LabelKey, folder: Path) -> list[_Line]:
     lines = _from_json(text, path) if path.suffix.lower() in (".json", ".jsonl") else _from_table(text, path)
     if not lines:
         raise DataError(f"{path}: the file of labels (data.{setting}) is empty; write lines of 'file,class'")
+    if all(_is_image(str(line.value)) and not _is_image(line.key) for line in lines):
+        raise DataError(f"{lines[0].where}: the files are where the classes should be; write lines of 'file,class'")
     roots = tuple(f"{root}/" for root in dict.fromkeys([os.path.abspath(folder), os.path.realpath(folder)]))  # noqa: PTH100
     return [line._replace(key=_relative(line.key, roots)) for line in lines]
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(IMAGE_ENDINGS)
 
 
 def _add(classes: dict[str, Label], where: str, key: str, label: Label) -> None:
