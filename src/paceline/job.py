@@ -25,7 +25,7 @@ from paceline.reconcile import make_plan
 from paceline.record import PLAN, RECORD, Run, Stored, recipe_changes, rows_of, store_plan, stored_plan, trained_step
 from paceline.settings import shipped
 from paceline.settings.build import build
-from paceline.settings.data import Center, Data, Files, Made, Shapes
+from paceline.settings.data import Center, Data, Files, Made, Shapes, likeness
 from paceline.settings.placement import Placement
 from paceline.settings.read import Tree, cut, dump, override, parse
 from paceline.settings.recipe import Recipe
@@ -119,7 +119,21 @@ def read_recipe(name: str, words: list[str]) -> tuple[Recipe, Tree]:
     for word in words:
         if not word.startswith("on."):
             override(written, word, Recipe)
-    return build(Recipe, written, [key for key in all_addresses() if key.startswith("on.")]), written
+    recipe = build(Recipe, written, [key for key in all_addresses() if key.startswith("on.")])
+    if isinstance(recipe.data, Made):
+        own = build(Recipe, shipped.tree("recipes", name)).data
+        recipe = recipe.model_copy(update={"data": _made_like(own, recipe.data, written)})
+    return recipe, written
+
+
+def _made_like(own: Data | None, made: Made, written: Tree) -> Made:
+    """Made-up images in place of a recipe's own data, so that every step is the same but for what the pixels show."""
+    if own is None or isinstance(own, Made):
+        return made
+    missing = {key: value for key, value in likeness(own).items() if key not in made.model_fields_set}
+    for key in missing:
+        written.places["data", key] = f"as {own.name} has it"
+    return made.model_copy(update=missing)
 
 
 def read_placement(

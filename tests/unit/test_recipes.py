@@ -13,7 +13,7 @@ import pytest
 from conftest import make_plan
 from paceline import schedule
 from paceline.command.recipes import row, run
-from paceline.job import read_placement, read_recipe
+from paceline.job import make_job, read_placement, read_recipe
 from paceline.machine import Machine
 from paceline.model import tables
 from paceline.planning import Plan
@@ -623,6 +623,30 @@ def test_norms_of_projections_decay_where_they_did(name: str) -> None:
     assert all(any(word in parameter for word in skip) for parameter in plain)
     assert any(word in "stage1/unit1.projection_norm.weight" for word in skip) == ("efficientnet" in name)
     assert not any(word in "head.dense.bias" for word in skip)
+
+
+@pytest.mark.parametrize("made", ["synthetic", "generated"])
+@pytest.mark.parametrize("name", shipped.names("recipes"))
+def test_every_recipe_takes_the_same_steps_on_made_up_images(name: str, made: str) -> None:
+    own, _ = read_recipe(name, [])
+    plan = make_job(name, [f"data={made}", "init.from=null"], None, None, None, None).plan
+    assert plan.data.name == made
+    known = own.data.known if isinstance(own.data, Files) else own.data.facts if own.data else plan.facts
+    assert (plan.facts.side, plan.facts.evaluation_side or plan.facts.side) == (
+        known.side,
+        known.evaluation_side or known.side,
+    )
+    assert own.data is None or plan.data.normalize == own.data.normalize
+    if known.images:
+        facts = plan.facts
+        counts = (facts.images, facts.validation_images, facts.classes)
+        assert counts == (known.images, known.validation_images, known.classes)
+        assert plan.steps == plan_of(name).steps
+
+
+def test_of_made_up_images_what_is_written_stays() -> None:
+    plan = make_job("ffcv/resnet50-16", ["data=synthetic", "data.classes=7"], None, None, None, None).plan
+    assert (plan.facts.classes, plan.facts.side, plan.facts.evaluation_side) == (7, 192, 256)
 
 
 def test_the_recipe_of_the_mlperf_write_up() -> None:

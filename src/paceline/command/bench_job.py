@@ -12,11 +12,11 @@ from paceline.errors import SpecError
 from paceline.job import Job, check_folder, flag_words, plan_job, read_placement, read_recipe, read_words
 from paceline.model.packages import check_packages
 from paceline.progress import progress_bar
-from paceline.reconcile import make_plan
+from paceline.reconcile import for_files, make_plan
 from paceline.record import PLAN, stored_plan
 from paceline.settings.augment import Augment, Crop, Mix
 from paceline.settings.build import build
-from paceline.settings.data import Data, Files, Made
+from paceline.settings.data import Data, Files, Made, likeness
 from paceline.settings.duration import Duration
 from paceline.settings.placement import Placement
 from paceline.settings.read import Tree, dump, override, parse
@@ -127,12 +127,11 @@ def _with_data(name: str, recipe: Recipe, data: Path | None, evaluating: bool) -
         notes.append("left out, as weights do not change the speed: init.from")
     if evaluating:
         changes |= {"augment": Augment(), "mix": Mix()}  # these are for training
-    elif not isinstance(settings, Files):
-        cropped = isinstance(recipe.data, Files) or recipe.augment.crop != Crop()
-        unused = {"crop": cropped, "python": recipe.augment.python is not None}
-        if gone := [f"augment.{key}" for key, written in unused.items() if written]:
+    elif isinstance(settings, Made):
+        cropped = ["augment.crop"] if isinstance(recipe.data, Files) else []
+        if unused := dict.fromkeys([*cropped, *for_files(recipe.augment)]):
             changes["augment"] = recipe.augment.model_copy(update={"crop": Crop(), "python": None})
-            notes.append(f"left out, as only images in files need it: {', '.join(gone)}")
+            notes.append(f"left out, as only images in files need it: {', '.join(unused)}")
     return recipe.model_copy(update=changes), folder, notes
 
 
@@ -145,37 +144,24 @@ def synthetic(name: str, data: Data | None, evaluating: bool = False) -> tuple[M
         )
     if isinstance(data, Made):
         return data, []
-    data, notes = _counted(data, evaluating)
-    facts = data.facts
-    made = Made(
-        name="synthetic",
-        images=facts.images,
-        validation_images=1_000,
-        classes=facts.classes,
-        side=(facts.evaluation_side or facts.side) if evaluating else facts.side,
-        channels=facts.channels,
-        mean=data.mean,
-        std=data.std,
-        normalize=data.normalize,
-    )
-    return made, notes
+    made = Made(**{**likeness(data), "name": "synthetic", "validation_images": 1_000})
+    if evaluating:
+        made = made.model_copy(update={"side": made.evaluation_side or made.side, "evaluation_side": None})
+    return made, _unknown(data, evaluating) if isinstance(data, Files) else []
 
 
-def _counted(data: Data, evaluating: bool) -> tuple[Data, list[str]]:
-    """Images in files with numbers in place of those that only the files tell, and notes on these."""
-    if not isinstance(data, Files) or data.name == "imagenet":
-        return data, []
-    notes, classes = list[str](), data.classes or len(data.class_names or ())
-    if not classes:
+def _unknown(data: Files, evaluating: bool) -> list[str]:
+    """Notes on the numbers that only the files tell."""
+    notes, facts = list[str](), data.known
+    if not facts.classes:
         notes.append(
             "nobody knows how many classes there are, so 1,000 are taken; write data.classes=N, or --data FOLDER"
         )
-    if data.images is None and not evaluating:
+    if not facts.images and not evaluating:
         notes.append(
             "nobody knows how many images there are, so no time is predicted; write data.images=N, or --data FOLDER"
         )
-    counts = {"images": data.images or 1_281_167, "validation_images": 1_000, "classes": classes or 1000}
-    return data.model_copy(update=counts), notes
+    return notes
 
 
 def _one_side(recipe: Recipe) -> tuple[Recipe, list[str]]:

@@ -15,7 +15,8 @@ from paceline.job import Job
 from paceline.model.packages import check_packages
 from paceline.model.sources import contradictions
 from paceline.planning import Plan
-from paceline.settings.data import Files
+from paceline.reconcile import for_files
+from paceline.settings.data import Files, Made
 from paceline.settings.recipe import Recipe
 
 _UNEQUAL = 3
@@ -51,6 +52,9 @@ def notes_of(job: Job, index: Index | None) -> list[str]:
     notes = [*_missing_package(recipe), *contradictions(recipe), *_length_notes(job.plan), *_rate_notes(job.plan)]
     if index is not None:
         notes += [*_validation_notes(job.plan), *_class_notes(index), *index.notes]
+    if isinstance(job.plan.data, Made) and (unused := for_files(recipe.augment)):
+        made = job.plan.data.name
+        notes.append(f"{made} images are made at their final size, so this has no effect: {', '.join(unused)}")
     variable = locate.set_variable()
     if variable is not None and job.data_folder is None and not locate.needs_files(job.plan.data):
         notes.append(f"{variable} is set and passed over, since {job.name} draws its own images")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Annotated, Literal
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -58,7 +59,8 @@ class Cifar(Settings):
 
 
 class Made(Settings):
-    """Random images for measuring: `generated` ones come from the host, `synthetic` ones stay on the device."""
+    """Random images for measuring: `generated` ones come from the host, `synthetic` ones stay on the device. In place
+    of a recipe's own data they have its sizes, counts and normalization, unless these are written too."""
 
     name: Literal["generated", "synthetic"]
     images: ImageCount = 1_281_167
@@ -69,6 +71,8 @@ class Made(Settings):
     """How many classes the labels are drawn from."""
     side: Pixels = 224
     """Height and width of an image in pixels."""
+    evaluation_side: Pixels | None = None
+    """Height and width of a validation image; left out, as in training."""
     channels: Channels = 3
     """Color channels of an image."""
     mean: Mean = (0.485, 0.456, 0.406)
@@ -77,7 +81,8 @@ class Made(Settings):
 
     @property
     def facts(self) -> DataFacts:
-        return DataFacts(self.images, self.validation_images, self.classes, self.side, self.channels)
+        counts = (self.images, self.validation_images, self.classes)
+        return DataFacts(*counts, self.side, self.channels, self.evaluation_side)
 
 
 Part = Annotated[float, BeforeValidator(percent), Field(gt=0, lt=1)]
@@ -172,13 +177,29 @@ class Files(Settings):
 
     @property
     def facts(self) -> DataFacts:
-        images, validation, classes = self.images, self.validation_images, self.classes
+        facts = self.known
+        assert 0 not in (facts.images, facts.validation_images, facts.classes), "the index of the files fills these in"
+        return facts
+
+    @property
+    def known(self) -> DataFacts:
+        """The facts before the files are looked at: 0 for what only they tell."""
+        images, validation, classes = self.images, self.validation_images, self.classes or len(self.class_names or ())
         if self.name == "imagenet":
             images, validation, classes = images or 1_281_167, validation or 50_000, classes or 1000
-        assert None not in (images, validation, classes), "the index of the files fills these in"
         return DataFacts(
             images or 0, validation or 0, classes or 0, self.side, evaluation_side=self.evaluation_side or self.side
         )
 
 
 Data = Shapes | Cifar | Made | Files
+
+
+def likeness(data: Data) -> dict[str, Any]:
+    """The settings with which made-up images are like others: sizes, counts and normalization; what only files tell is
+    left out."""
+    facts = data.known if isinstance(data, Files) else data.facts
+    known = {key: value for key, value in asdict(facts).items() if value}
+    if facts.evaluation_side == facts.side:
+        del known["evaluation_side"]
+    return {**known, "mean": data.mean, "std": data.std, "normalize": data.normalize}

@@ -63,9 +63,10 @@ def open_source(plan: Plan, folder: Path | None) -> Source:
         case Files():
             raise AssertionError("images in files have many sizes: data.load.files decodes them")
         case Made():
+            facts = plan.facts
             return Source(
-                _generated(plan, "training", plan.data.images),
-                _generated(plan, "validation", plan.data.validation_images),
+                _generated(plan, "training", facts.images, facts.side),
+                _generated(plan, "validation", facts.validation_images, facts.evaluation_side or facts.side),
             )
 
 
@@ -110,10 +111,10 @@ def _shapes(split: str, count: int) -> tuple[UInt8s, Int64s]:
     return images, labels
 
 
-def _generated(plan: Plan, split: str, count: int) -> Split:
+def _generated(plan: Plan, split: str, count: int, side: int) -> Split:
     """A pool of random images that stands for `count` of them; its size may not depend on the placement."""
     pool = min(count, POOL)
-    side, channels = plan.facts.side, plan.facts.channels
+    channels = plan.facts.channels
     size = pool * side * side * channels
     words = keyed.words(keyed.key(plan.recipe.seed, "made", split), np.arange((size + 15) // 16, dtype=np.int64))
     pixels = np.stack(words, axis=1).astype(np.uint32).view(np.uint8).reshape(-1)[:size]
