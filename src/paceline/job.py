@@ -25,6 +25,7 @@ from paceline.reconcile import make_plan
 from paceline.record import PLAN, RECORD, Run, Stored, recipe_changes, rows_of, store_plan, stored_plan, trained_step
 from paceline.settings import shipped
 from paceline.settings.build import build
+from paceline.settings.configurations import placement_of
 from paceline.settings.data import Center, Data, Files, Made, Shapes, likeness
 from paceline.settings.placement import Placement
 from paceline.settings.read import Tree, cut, dump, override, parse
@@ -169,7 +170,7 @@ def make_job(
     recipe, written = read_recipe(name, words)
     for key, _, reason in choices[1:]:
         written.places[tuple(key.split("."))] = f"chosen: {reason}"
-    placement, placed = read_placement(page, words, replicas, device)
+    placement, placed = read_placement(page or placement_of(name), words, replicas, device)
     check_folder(name, recipe.data, data)
     recipe = recipe.with_paths(partial(_absolute, locate.given_folder(data)))
     if look or data is not None or not locate.is_known(recipe.data):

@@ -16,6 +16,7 @@ from paceline.reconcile import for_files, make_plan
 from paceline.record import PLAN, stored_plan
 from paceline.settings.augment import Augment, Crop, Mix
 from paceline.settings.build import build
+from paceline.settings.configurations import placement_of, stands_for
 from paceline.settings.data import Data, Files, Made, likeness
 from paceline.settings.duration import Duration
 from paceline.settings.placement import Placement
@@ -52,7 +53,7 @@ def train_job(
 ) -> BenchJob:
     """The job of a recipe that is long enough to be measured; without --data on synthetic images."""
     recipe, written = read_recipe(name, words)
-    placement, placed = read_placement(page, words, replicas, device)
+    placement, placed = read_placement(page or placement_of(name), words, replicas, device)
     is_counted = data is not None or locate.is_known(recipe.data) or getattr(recipe.data, "images", None) is not None
     recipe, folder, notes = _with_data(name, recipe, data, evaluating=False)
     recipe, more = _one_side(recipe)
@@ -63,7 +64,7 @@ def train_job(
         recipe.model_copy(update={"epochs": float(longer)}), placement, job.machine, job.plan.network, job.launch
     )
     _check_code(recipe)
-    return BenchJob(replace(job, plan=plan), steps, recipe.epochs, notes + more)
+    return BenchJob(replace(job, plan=plan), steps, recipe.epochs, stands_for(name) + notes + more)
 
 
 def infer_job(
@@ -77,13 +78,14 @@ def infer_job(
             raise SpecError(f"--checkpoint {which}: a recipe has none; write a run folder in place of {name}")
         name, words = read_words(name, words)
         recipe, written = read_recipe(name, words)
-        placement, placed = read_placement(page, words, replicas, device)
+        placement, placed = read_placement(page or placement_of(name), words, replicas, device)
     else:
         name = str(run)
         recipe, written = stored_plan(run).recipe, Tree()
         placement, placed = _placement_of(run, words, page, replicas, device)
-        steps_to_evaluate(run, Selection(which))  # what is missing is told before torch is loaded
+        steps_to_evaluate(run, Selection(which))  # what is missing is stands_for before torch is loaded
     recipe, folder, notes = _with_data(name, recipe, data, evaluating=True)
+    notes += stands_for(name) if run is None else []
     if recipe.evaluate.flip:
         notes.append("evaluate.flip is on: each image is evaluated twice, mirrored too")
     _check_code(recipe)

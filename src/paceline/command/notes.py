@@ -16,6 +16,7 @@ from paceline.model.packages import check_packages
 from paceline.model.sources import contradictions
 from paceline.planning import Plan
 from paceline.reconcile import for_files
+from paceline.settings.configurations import stands_for
 from paceline.settings.data import Files, Made
 from paceline.settings.recipe import Recipe
 
@@ -49,7 +50,13 @@ def describe_found(index: Index) -> str:
 def notes_of(job: Job, index: Index | None) -> list[str]:
     """Notes on the numbers of a job's plan, its images, and where it would run."""
     recipe = job.plan.recipe
-    notes = [*_missing_package(recipe), *contradictions(recipe), *_length_notes(job.plan), *_rate_notes(job.plan)]
+    notes = [
+        *stands_for(job.name),
+        *_missing_package(recipe),
+        *contradictions(recipe),
+        *_length_notes(job.plan),
+        *_rate_notes(job.plan),
+    ]
     if index is not None:
         notes += [*_validation_notes(job.plan), *_class_notes(index), *index.notes]
     if isinstance(job.plan.data, Made) and (unused := for_files(recipe.augment)):

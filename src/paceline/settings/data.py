@@ -177,19 +177,24 @@ class Files(Settings):
 
     @property
     def facts(self) -> DataFacts:
-        facts = self.known
-        assert 0 not in (facts.images, facts.validation_images, facts.classes), "the index of the files fills these in"
-        return facts
+        assert None not in self._counts, "the index of the files fills these in"
+        return self.known
 
     @property
     def known(self) -> DataFacts:
         """The facts before the files are looked at: 0 for what only they tell."""
-        images, validation, classes = self.images, self.validation_images, self.classes or len(self.class_names or ())
-        if self.name == "imagenet":
-            images, validation, classes = images or 1_281_167, validation or 50_000, classes or 1000
+        images, validation, classes = self._counts
         return DataFacts(
             images or 0, validation or 0, classes or 0, self.side, evaluation_side=self.evaluation_side or self.side
         )
+
+    @property
+    def _counts(self) -> tuple[int | None, int | None, int | None]:
+        """Training images, validation images and classes, as far as they are written or published."""
+        images, validation, classes = self.images, self.validation_images, self.classes
+        if self.name == "imagenet":
+            images, validation, classes = images or 1_281_167, validation or 50_000, classes or 1000
+        return images, validation, classes or len(self.class_names or ()) or None
 
 
 Data = Shapes | Cifar | Made | Files
