@@ -31,6 +31,14 @@ Normalization = Annotated[
 ]
 
 
+Part = Annotated[float, BeforeValidator(percent), Field(gt=0, lt=1)]
+Percent = Annotated[float, BeforeValidator(percent), Field(gt=0, le=1)]
+
+
+def _part_of(images: int, fraction: float) -> int:
+    return max(1, round(fraction * images))
+
+
 class Shapes(Settings):
     """The built-in data set: ten kinds of shapes, drawn by Paceline itself; needs no folder."""
 
@@ -48,6 +56,8 @@ class Cifar(Settings):
     """CIFAR-10 or CIFAR-100 in the published binary files."""
 
     name: Literal["cifar10", "cifar100"]
+    fraction: Percent = 1.0
+    """Fraction of the training images that is used, chosen at random, the same of each class."""
     mean: Mean = (0.4914, 0.4822, 0.4465)
     std: Std = (0.2470, 0.2435, 0.2616)
     normalize: Normalization = "mean-std"
@@ -55,7 +65,7 @@ class Cifar(Settings):
     @property
     def facts(self) -> DataFacts:
         classes = 10 if self.name == "cifar10" else 100
-        return DataFacts(images=50_000, validation_images=10_000, classes=classes, side=32)
+        return DataFacts(_part_of(50_000, self.fraction), validation_images=10_000, classes=classes, side=32)
 
 
 class Made(Settings):
@@ -83,10 +93,6 @@ class Made(Settings):
     def facts(self) -> DataFacts:
         counts = (self.images, self.validation_images, self.classes)
         return DataFacts(*counts, self.side, self.channels, self.evaluation_side)
-
-
-Part = Annotated[float, BeforeValidator(percent), Field(gt=0, lt=1)]
-Percent = Annotated[float, BeforeValidator(percent), Field(gt=0, le=1)]
 
 
 class Center(Settings):
@@ -193,7 +199,8 @@ class Files(Settings):
         """Training images, validation images and classes, as far as they are written or published."""
         images, validation, classes = self.images, self.validation_images, self.classes
         if self.name == "imagenet":
-            images, validation, classes = images or 1_281_167, validation or 50_000, classes or 1000
+            published = _part_of(1_281_167, self.fraction)  # up to the rounding of each class, which the files decide
+            images, validation, classes = images or published, validation or 50_000, classes or 1000
         return images, validation, classes or len(self.class_names or ()) or None
 
 

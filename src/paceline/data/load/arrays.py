@@ -59,7 +59,8 @@ def open_source(plan: Plan, folder: Path | None) -> Source:
             return Source(*(_split(*_shapes(split, count)) for split, count in counts.items()))
         case Cifar():
             assert folder is not None
-            return Source(*(_split(*_cifar(plan.data.name, folder, files)) for files in CIFAR_FILES[plan.data.name]))
+            training, validation = (_cifar(plan.data.name, folder, files) for files in CIFAR_FILES[plan.data.name])
+            return Source(_split(*choose_part(*training, plan.facts.images)), _split(*validation))
         case Files():
             raise AssertionError("images in files have many sizes: data.load.files decodes them")
         case Made():
@@ -91,6 +92,18 @@ def _cifar(name: str, folder: Path, files: list[str]) -> tuple[UInt8s, Int64s]:
         )
     images = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), labels
+
+
+def choose_part(images: UInt8s, labels: Int64s, count: int) -> tuple[UInt8s, Int64s]:
+    """So many of the images, chosen at random but evenly from all classes; fewer ones are among more ones."""
+    if count >= len(labels):
+        return images, labels
+    draws, _, _, _ = keyed.words(keyed.key(0, "cifar fraction"), np.arange(len(labels), dtype=np.int64))
+    by_class = np.lexsort((draws, labels))
+    _, firsts, counts = np.unique(labels[by_class], return_index=True, return_counts=True)
+    ranks = (np.arange(len(labels)) - np.repeat(firsts, counts)) / np.repeat(counts, counts)
+    chosen = np.sort(by_class[np.lexsort((draws[by_class], ranks))[:count]])
+    return images[chosen], labels[chosen]
 
 
 def _shapes(split: str, count: int) -> tuple[UInt8s, Int64s]:
