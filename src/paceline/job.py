@@ -86,6 +86,7 @@ def ask(recipe: str | None, words: list[str], data: Path | None) -> Asked:
     folder = locate.given_folder(data)
     if folder is None or any(word.startswith(("data=", "data.name=")) for word in words):
         return Asked(DEFAULT_RECIPE, words, data)
+    folder = locate.dataset_folder(folder)
     check_folder("", None, folder)
     settings, _ = read_recipe(SCRATCH, words)  # refuses a wrong word before all files are looked at
     assert isinstance(settings.data, Files)

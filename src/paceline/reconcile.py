@@ -192,6 +192,11 @@ def _resolve(
     if asked.decoder == "gpu" and (device != "cuda" or recipe.augment.python is not None):
         why = "own functions work on the host" if recipe.augment.python else f"on.device is {device}"
         raise PlanError(f"on.decoder=gpu decodes on a CUDA device, and {why}; write on.decoder=fast")
+    if asked.fp16_accumulation and (device, precision) != ("cuda", "fp16"):
+        raise PlanError(
+            f"on.fp16_accumulation sums products of float16 numbers on a CUDA device, and this is {precision} on "
+            f"{device}; write on.precision=fp16 on.device=cuda, or leave it out"
+        )
     micro_batch = asked.micro_batch
     if micro_batch == "auto":
         room = _images_that_fit(device, precision, replicas, machine, network)

@@ -65,6 +65,8 @@ def notes_of(job: Job, index: Index | None) -> list[str]:
     variable = locate.set_variable()
     if variable is not None and job.data_folder is None and not locate.needs_files(job.plan.data):
         notes.append(f"{variable} is set and passed over, since {job.name} draws its own images")
+    if job.plan.placement.fp16_accumulation:
+        notes.append("on.fp16_accumulation is for matrix products only: cuDNN's convolutions sum in float32")
     if job.plan.placement.device == "cuda" and not job.machine.accelerators:
         notes.append("on.device is cuda, and no CUDA device is visible on this machine")
     return notes
