@@ -77,7 +77,8 @@ def test_a_name_that_is_none_gives_honest_help(word: str, said: str) -> None:
 
 
 def test_an_older_name_trains_and_another_placement_replaces_its_own(paceline: Paceline, tmp_path: Path) -> None:
-    small = ["data=generated", "data.images=64", "data.validation_images=8", "epochs=1", "on.device=cpu"]
+    small = ["data=generated", "data.images=64", "data.validation_images=8", "epochs=1"]
+    small += ["on.device=cpu", "on.precision=fp32", "on.weights=fp32", "on.loss_scale=1"]
     done = paceline("train", "mk2_resnet8_test", *small, "--out", "run")
     assert done.returncode == 0, done.stderr
     assert "mk2_resnet8_test is graphcore/resnet8 --on graphcore/mk2-resnet8-test" in done.stdout

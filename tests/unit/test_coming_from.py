@@ -68,7 +68,8 @@ OPTIONS = {
     """,
     "poprun and mpirun": """
         --num-instances --num-replicas --ipus-per-replica --numa-aware --host --mpi-*-args -x --mca --tag-output
-        -v -vv --allow-run-as-root --only-output-from-instance --executable-cache-path --offline-mode --vipu-* --reset-partition --update-partition
+        -v -vv --allow-run-as-root
+        --only-output-from-instance --executable-cache-path --offline-mode --vipu-* --reset-partition --update-partition
         --num-ilds
     """,
     "Graphcore PyTorch": """

@@ -45,7 +45,7 @@ def run(
 ) -> None:  # fmt: skip
     """Measure each batch size, and print one table or one JSON object."""
     began = time.time()
-    batches = read_batches(batch or _usual_batches(name))
+    batches = read_batches(batch or usual_batches(name))
     job = infer_job(name, words, data, page, replicas, device, which)
     facts = facts_of("infer", job, words) | {"weights_of": str(job.run) if job.run else None}
     before = read_result(against, facts) if against is not None else None
@@ -72,7 +72,7 @@ def run(
         _show(job, result)
 
 
-def _usual_batches(name: str | None) -> str:
+def usual_batches(name: str | None) -> str:
     """The batch of an older configuration of inference, or a few to compare."""
     older = named(name or "")
     return str(older[0].batch) if older and older[0].batch else "1,8,32,128"
