@@ -56,7 +56,7 @@ def train(
     recipe: RecipeOrFolder = None, settings: SettingWords = None, data: DataFolder = None, out: Out = None, on: On = None,
     replicas: Replicas = None, device: Device = None, time_limit: TimeLimit = None,
 ) -> None:  # fmt: skip
-    """Train a recipe, or on a folder of images; without both, a demo."""
+    """Train a recipe, or on a folder of images; else, a demo."""
     from paceline.command import train as verb
 
     words = [*(settings or []), *time_words(time_limit)]

@@ -83,7 +83,7 @@ def infer_job(
         name = str(run)
         recipe, written = stored_plan(run).recipe, Tree()
         placement, placed = _placement_of(run, words, page, replicas, device)
-        steps_to_evaluate(run, Selection(which))  # what is missing is stands_for before torch is loaded
+        steps_to_evaluate(run, Selection(which))  # what is missing is told before torch is loaded
     recipe, folder, notes = _with_data(name, recipe, data, evaluating=True)
     notes += stands_for(name) if run is None else []
     if recipe.evaluate.flip:
