@@ -22,12 +22,10 @@ from pathlib import Path
 from threading import Lock
 
 from paceline.command.verify import MOST_REPLICAS, shrink
+from paceline.job import read_recipe
 from paceline.model import tables
 from paceline.settings import shipped
-from paceline.settings.build import build
-from paceline.settings.data import Files, Made, Shapes
-from paceline.settings.read import Tree, override
-from paceline.settings.recipe import Recipe
+from paceline.settings.data import Made, Shapes
 
 PAGE = Path(__file__).parents[1] / "docs/results/verify.md"
 HEAD = "| recipe | result | largest difference of a step | amplification |\n|---|---|---|---|\n"
@@ -42,23 +40,14 @@ SECONDS = 3600
 
 def words(name: str) -> list[str]:
     """The words that make a recipe small and let it draw its own images."""
-    tree = shipped.tree("recipes", name)
-    recipe = build(Recipe, tree)
-    if isinstance(recipe.data, Made | Shapes):
+    if isinstance(read_recipe(name, [])[0].data, Made | Shapes):
         return []
-    side = recipe.data.side if isinstance(recipe.data, Files) else 32
-    data = f"data={{name: generated, images: 256, validation_images: 8, classes: 10, side: {side}}}"
-    added = [data, "augment.crop={}"]  # pictures in memory are not cropped by area
-    small, _ = shrink(_overridden(tree, added), above=LARGE_BATCH)
+    added = ["data=generated", "data.images=256", "data.validation_images=8", "data.classes=10"]
+    recipe, _ = read_recipe(name, added)
+    small, _ = shrink(recipe, above=LARGE_BATCH)
     if small.global_batch != recipe.global_batch:
         added += [f"global_batch={small.global_batch}", f"norm_batch={small.norm_batch}"]
     return added
-
-
-def _overridden(tree: Tree, added: list[str]) -> Recipe:
-    for word in added:
-        override(tree, word, Recipe)
-    return build(Recipe, tree)
 
 
 def verified(name: str) -> str:
@@ -131,8 +120,7 @@ def _take_cores(turn: int) -> None:
 
 
 def _parameters(name: str) -> int:
-    model = build(Recipe, shipped.tree("recipes", name)).model
-    return tables.member(model.name).parameters
+    return tables.member(read_recipe(name, [])[0].model.name).parameters
 
 
 if __name__ == "__main__":

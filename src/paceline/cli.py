@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from paceline import __version__
-from paceline.errors import SpecError, UserError
+from paceline.errors import UserError
+from paceline.verbs import Verbs
 from paceline.visible import visible_output
 
 # isort: off
@@ -22,7 +19,7 @@ from paceline.options import (
     Against, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords, Details, Device,
     ExportFolder, ExportTo, GivenWords, Half, HeatmapFolder, Json, On, OnWords, Out, Profile, RecipeOrFolder,
     RecipeWord, Replicas, ResultFile, RunFolder, Seconds, SettingWords, SourceFolder, Threshold, TimeLimit, Top,
-    missing_argument, path_of, time_words,
+    path_of, time_words,
 )  # fmt: skip
 # isort: on
 
@@ -32,64 +29,6 @@ class Target(StrEnum):
 
     webdataset = "webdataset"
     folder = "folder"
-
-
-class Verbs(TyperGroup):
-    """The verbs; an option that is really a setting is answered with the word to write."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        with _short_faults():
-            return super().parse_args(ctx, args)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0][:1] != "-" and self.get_command(ctx, args[0]) is None:
-            from paceline.settings.suggest import unknown_command
-
-            raise SpecError(unknown_command(args[0], self.list_commands(ctx)))
-        return super().resolve_command(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        with _short_faults():
-            try:
-                return super().invoke(ctx)
-            except Exception as fault:
-                kind = type(fault).__name__  # click's, which some versions of typer bring as their own
-                if kind == "NoSuchOption":
-                    _refuse_option(fault)
-                if kind == "MissingParameter":
-                    raise missing_argument(fault) from None
-                raise
-
-
-@contextmanager
-def _short_faults() -> Iterator[None]:
-    """Cut what click says of a very long word, which it repeats whole; help is a fault to it as well, and stays."""
-    try:
-        yield
-    except Exception as fault:
-        if type(fault).__name__ != "NoArgsIsHelpError" and isinstance(message := getattr(fault, "message", None), str):
-            from paceline.settings.read import cut
-
-            fault.message = cut(message, 400)  # type: ignore[attr-defined]
-        raise
-
-
-def _refuse_option(fault: Any) -> None:
-    """Say what to write in place of an unknown option, where that is known."""
-    from paceline.job import all_addresses
-    from paceline.settings.read import cut
-    from paceline.settings.suggest import elsewhere
-
-    words = " ".join(str(parameter.metavar) for parameter in fault.ctx.command.params)
-    known = [key for key in all_addresses() if "[KEY=VALUE]" in words or (key.startswith("on.") and "on.KEY" in words)]
-    argument = re.search(rf"\0{re.escape(fault.option_name)}[=\0]([^-\0][^\0]*)", "\0".join(sys.argv))
-    value = cut(argument[1]) if argument else "..."
-    option = fault.option_name.lstrip("-").replace("-", "_")
-    instead = " or ".join(f"{key}={value}" for key in elsewhere(option, known))
-    if option == "resume":
-        instead = f"paceline resume {value}"
-    if instead:
-        raise SpecError(f"there is no option {fault.option_name}; write {instead}") from None
 
 
 app = typer.Typer(
@@ -117,7 +56,7 @@ def train(
     recipe: RecipeOrFolder = None, settings: SettingWords = None, data: DataFolder = None, out: Out = None, on: On = None,
     replicas: Replicas = None, device: Device = None, time_limit: TimeLimit = None,
 ) -> None:  # fmt: skip
-    """Train a recipe, or on a folder of images; without both, a demo."""
+    """Train a recipe, or on a folder of images; else, a demo."""
     from paceline.command import train as verb
 
     words = [*(settings or []), *time_words(time_limit)]
@@ -250,6 +189,17 @@ def recipes(
     verb.run(name, everything, json)
 
 
+@app.command(epilog="Example: paceline placements graphcore")
+def placements(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this placement's page, or list those of a system.")] = None,
+    json: Json = False,
+) -> None:  # fmt: skip
+    """List the placements that come with Paceline, or print one."""
+    from paceline.command import placements as verb
+
+    verb.run(name, json)
+
+
 @app.command(epilog="Example: paceline models resnet50 --blocks")
 def models(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this network's settings and defaults.")] = None,
@@ -373,7 +323,7 @@ def bench_infer(
     settings: SettingWords = None,
     data: BenchData = None, on: On = None, replicas: Replicas = None, device: Device = None,
     checkpoint: Annotated[str | None, typer.Option("--checkpoint", metavar="STEP|best", help="The run's checkpoint; the newest if left out.")] = None,
-    batch: Annotated[str, typer.Option("--batch", metavar="N,...", help="Batch sizes.")] = "1,8,32,128",
+    batch: Annotated[str | None, typer.Option("--batch", metavar="N,...", help="Batch sizes; 1,8,32,128 if left out.")] = None,
     repeats: Annotated[int, typer.Option("--repeats", metavar="N", min=1, max=10**6, help="How often the latency of each size is measured.")] = 100,
     seconds: Seconds = 20.0, profile: Profile = None, out: ResultFile = None, against: Against = None, json: Json = False,
 ) -> None:  # fmt: skip

@@ -25,7 +25,8 @@ from paceline.reconcile import make_plan
 from paceline.record import PLAN, RECORD, Run, Stored, recipe_changes, rows_of, store_plan, stored_plan, trained_step
 from paceline.settings import shipped
 from paceline.settings.build import build
-from paceline.settings.data import Center, Data, Files, Made, Shapes
+from paceline.settings.configurations import placement_of
+from paceline.settings.data import Center, Data, Files, Made, Shapes, likeness
 from paceline.settings.placement import Placement
 from paceline.settings.read import Tree, cut, dump, override, parse
 from paceline.settings.recipe import Recipe
@@ -85,6 +86,7 @@ def ask(recipe: str | None, words: list[str], data: Path | None) -> Asked:
     folder = locate.given_folder(data)
     if folder is None or any(word.startswith(("data=", "data.name=")) for word in words):
         return Asked(DEFAULT_RECIPE, words, data)
+    folder = locate.dataset_folder(folder)
     check_folder("", None, folder)
     settings, _ = read_recipe(SCRATCH, words)  # refuses a wrong word before all files are looked at
     assert isinstance(settings.data, Files)
@@ -119,7 +121,21 @@ def read_recipe(name: str, words: list[str]) -> tuple[Recipe, Tree]:
     for word in words:
         if not word.startswith("on."):
             override(written, word, Recipe)
-    return build(Recipe, written, [key for key in all_addresses() if key.startswith("on.")]), written
+    recipe = build(Recipe, written, [key for key in all_addresses() if key.startswith("on.")])
+    if isinstance(recipe.data, Made):
+        own = build(Recipe, shipped.tree("recipes", name)).data
+        recipe = recipe.model_copy(update={"data": _made_like(own, recipe.data, written)})
+    return recipe, written
+
+
+def _made_like(own: Data | None, made: Made, written: Tree) -> Made:
+    """Made-up images in place of a recipe's own data, so that every step is the same but for what the pixels show."""
+    if own is None or isinstance(own, Made):
+        return made
+    missing = {key: value for key, value in likeness(own).items() if key not in made.model_fields_set}
+    for key in missing:
+        written.places["data", key] = f"as {own.name} has it"
+    return made.model_copy(update=missing)
 
 
 def read_placement(
@@ -155,7 +171,7 @@ def make_job(
     recipe, written = read_recipe(name, words)
     for key, _, reason in choices[1:]:
         written.places[tuple(key.split("."))] = f"chosen: {reason}"
-    placement, placed = read_placement(page, words, replicas, device)
+    placement, placed = read_placement(page or placement_of(name), words, replicas, device)
     check_folder(name, recipe.data, data)
     recipe = recipe.with_paths(partial(_absolute, locate.given_folder(data)))
     if look or data is not None or not locate.is_known(recipe.data):

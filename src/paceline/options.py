@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,13 +15,6 @@ def path_of(word: str) -> Path:
     if not word.strip():
         raise SpecError(f"'{word}' names no file or folder; write its path, or . for the folder that you are in")
     return Path(word)
-
-
-def missing_argument(fault: Any) -> SpecError:
-    """What is said of click's fault that an argument is missing: which one, and what the command takes."""
-    command = fault.ctx.command_path
-    takes = " ".join(str(each.metavar) for each in fault.ctx.command.params if each.param_type_name == "argument")
-    return SpecError(f"{str(fault.param.metavar).split()[0]} is missing; write {command} {takes}")
 
 
 def time_words(limit: str | None) -> list[str]:

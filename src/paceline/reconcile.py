@@ -10,8 +10,8 @@ from paceline.facts import DataFacts, NetworkFacts
 from paceline.launch import Launch
 from paceline.machine import Machine
 from paceline.planning import Plan, norm_batch_of
-from paceline.settings.augment import Crop
-from paceline.settings.data import Center, Data, Files
+from paceline.settings.augment import Augment, Crop
+from paceline.settings.data import Center, Data, Files, Made
 from paceline.settings.duration import MOST_RATE
 from paceline.settings.model import External, Residual
 from paceline.settings.placement import Placement, ResolvedPlacement
@@ -103,13 +103,20 @@ def _check_recipe(recipe: Recipe, data: Data, network: NetworkFacts) -> None:
         )
 
 
+def for_files(augment: Augment) -> list[str]:
+    """The settings of an augmentation that are about images in files, where they are written."""
+    written = {"crop": augment.crop != Crop(), "python": augment.python is not None}
+    return [f"augment.{key}" for key, is_written in written.items() if is_written]
+
+
 def _check_files(recipe: Recipe, data: Data, data_on_device: bool | str) -> None:
     """Settings that are for data in files, or for pictures of one size only."""
     augment = recipe.augment
+    if isinstance(data, Made):
+        return  # as what is done to files would leave them
     if not isinstance(data, Files):
-        for key, written in (("augment.crop", augment.crop != Crop()), ("augment.python", augment.python is not None)):
-            if written:
-                raise PlanError(f"{key} is for data in files, and {data.name} has pictures of one size; leave it out")
+        for key in for_files(augment):
+            raise PlanError(f"{key} is for data in files, and {data.name} has pictures of one size; leave it out")
         return
     if augment.pad:
         raise PlanError("augment.pad is for pictures of one size, and these come in files; write augment.crop instead")
@@ -185,6 +192,11 @@ def _resolve(
     if asked.decoder == "gpu" and (device != "cuda" or recipe.augment.python is not None):
         why = "own functions work on the host" if recipe.augment.python else f"on.device is {device}"
         raise PlanError(f"on.decoder=gpu decodes on a CUDA device, and {why}; write on.decoder=fast")
+    if asked.fp16_accumulation and (device, precision) != ("cuda", "fp16"):
+        raise PlanError(
+            f"on.fp16_accumulation sums products of float16 numbers on a CUDA device, and this is {precision} on "
+            f"{device}; write on.precision=fp16 on.device=cuda, or leave it out"
+        )
     micro_batch = asked.micro_batch
     if micro_batch == "auto":
         room = _images_that_fit(device, precision, replicas, machine, network)

@@ -238,13 +238,21 @@ def store_plan(
         write_whole(path, text + "# What follows from them at the first start:\n" + numbers)
 
 
+def _run_of(folder: Path) -> str:
+    """What to write where a checkpoint stands in place of its run."""
+    run, step = folder.parent.parent, folder.name.removeprefix("step-")
+    if not step.isdigit() or not os.path.isfile(run / PLAN):  # noqa: PTH113
+        return ""
+    return f"; it is a checkpoint: write {run}, and --checkpoint {int(step)} to validate, predict or export with it"
+
+
 def stored_plan(folder: Path) -> Stored:
     """The settings of the run in a folder."""
     path = folder / PLAN
     try:
         text = read_whole(path, MOST_BYTES).decode()
     except (FileNotFoundError, NotADirectoryError):
-        raise RunError(f"{folder}: this is no run folder ('{PLAN}' is missing)") from None
+        raise RunError(f"{folder}: this is no run folder ('{PLAN}' is missing){_run_of(folder)}") from None
     except OSError as fault:
         raise RunError(f"{path}: cannot be read: {fault.strerror}") from None
     except UnicodeDecodeError:

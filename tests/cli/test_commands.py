@@ -16,7 +16,19 @@ from conftest import SMALL, Paceline, environment, run_in
 from paceline import __version__
 from paceline.record import latest, rows_of
 
-COMMANDS = ("train", "resume", "validate", "predict", "export", "average", "plan", "verify", "recipes", "models")
+COMMANDS = (
+    "train",
+    "resume",
+    "validate",
+    "predict",
+    "export",
+    "average",
+    "plan",
+    "verify",
+    "recipes",
+    "placements",
+    "models",
+)
 
 
 def small(folder: Path) -> str:

@@ -207,3 +207,17 @@ def test_images_too_small_are_refused_before_torch_is_loaded(paceline: Paceline)
 
 def test_a_side_below_one_is_refused(paceline: Paceline) -> None:
     assert paceline("models", "resnet50", "--blocks", "--side", "0").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "parameters"),
+    [
+        (("efficientnet-b4", "model.group_dim=16", "model.expand_ratio=4"), 19_328_168),
+        (("resnet18", "model.first_projection=true"), 11_693_736),
+        (("resnet18",), 11_689_512),
+    ],
+)
+def test_parameters_of_a_changed_network_are_its_own(
+    paceline: Paceline, words: tuple[str, ...], parameters: int
+) -> None:
+    assert json.loads(paceline("models", *words, "--json").stdout)["parameters"] == parameters

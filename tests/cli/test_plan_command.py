@@ -47,11 +47,26 @@ def test_a_plan_says_when_words_have_changed_the_recipe(paceline: Paceline) -> N
     assert "changed" not in paceline("plan", "on.micro_batch=64").stdout
 
 
-@pytest.mark.parametrize("word", ["model.shortcut=projection", "data.classes=9", "model=timm:resnet18"])
-def test_parameters_are_counted_only_where_the_tables_know_them(paceline: Paceline, tmp_path: Path, word: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "counted"),
+    [
+        ("model=resnet8", ", 75,290 parameters"),
+        ("model.shortcut=projection", ", 78,042 parameters"),
+        ("data.classes=9", ", 75,225 parameters"),
+        ("model=timm:resnet18", "timm, network resnet18"),
+    ],
+)
+def test_the_parameters_are_those_of_this_very_network(
+    paceline: Paceline, tmp_path: Path, word: str, counted: str
+) -> None:
     (tmp_path / "small.yaml").write_text(SMALL)
-    assert "parameters" in table(paceline("plan", "small.yaml").stdout)["network"]
-    assert "parameters" not in table(paceline("plan", "small.yaml", word).stdout)["network"]
+    assert table(paceline("plan", "small.yaml", word).stdout)["network"].endswith(counted)
+
+
+def test_a_plan_of_a_network_in_the_tables_loads_no_torch(paceline: Paceline) -> None:
+    program = "import sys; sys.modules['torch'] = None; from paceline.cli import main; main()"
+    done = paceline("plan", "graphcore/efficientnet-b4", "data=synthetic", "data.classes=7", program=program)
+    assert table(done.stdout)["network"] == "efficientnet-b4, dropout 0.4, 17,561,167 parameters"
 
 
 def test_a_plan_notes_a_batch_larger_than_the_data_and_epochs_that_end_elsewhere(

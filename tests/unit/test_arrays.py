@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from conftest import make_plan
 from paceline import keyed
 from paceline.data.index import locate
-from paceline.data.load.arrays import Source, open_source
+from paceline.data.load.arrays import Source, choose_part, open_source
 from paceline.errors import DataError
 from paceline.settings.data import Cifar, Made, Shapes
 
@@ -243,3 +243,25 @@ def test_made_images_depend_on_the_seed_and_the_split() -> None:
     assert not np.array_equal(one.training.take(first), other.training.take(first))
     assert not np.array_equal(one.training.take(first), one.validation.take(first))
     assert abs(one.training.images.mean() - 127.5) < 3
+
+
+def test_a_fraction_of_cifar_takes_as_many_images_of_each_class() -> None:
+    labels = np.repeat(np.arange(10), 500)[np.argsort(np.arange(5000) * 7919 % 5000)]
+    numbers = np.arange(5000, dtype=np.int64)[:, None].view(np.uint8)
+    chosen = set[bytes]()
+    for count in (10, 50, 55, 4990):
+        part, of_part = choose_part(numbers, labels, count)
+        found = {row.tobytes() for row in part}
+        assert chosen < found
+        assert len(found) == len(of_part) == count
+        assert np.ptp(np.bincount(of_part, minlength=10)) <= 1
+        chosen = found
+    assert choose_part(numbers, labels, 5000)[0] is numbers
+
+
+def test_a_fraction_of_cifar_is_read_from_its_files(tmp_path: Path) -> None:
+    folder = write_cifar(tmp_path / "data", "cifar10")
+    plan = make_plan("data=cifar10", "data.fraction=0.0004")  # 20 of the published files' images
+    source = open_source(plan, folder)
+    assert (plan.facts.images, plan.facts.validation_images) == (20, 10_000)
+    assert (source.training.count, source.validation.count) == (20, RECORDS)

@@ -17,7 +17,8 @@ import pytest
 import typer
 
 from paceline.cli import app
-from paceline.errors import SpecError
+from paceline.errors import SpecError, UserError
+from paceline.job import make_job
 from paceline.model import tables
 from paceline.settings.build import build
 from paceline.settings.placement import Placement
@@ -67,6 +68,7 @@ OPTIONS = {
     """,
     "poprun and mpirun": """
         --num-instances --num-replicas --ipus-per-replica --numa-aware --host --mpi-*-args -x --mca --tag-output
+        -v -vv --allow-run-as-root
         --only-output-from-instance --executable-cache-path --offline-mode --vipu-* --reset-partition --update-partition
         --num-ilds
     """,
@@ -100,6 +102,10 @@ OPTIONS = {
     "nvcnn": """
         -m --model --data_dir -b --batch_size --num_batches --num_epochs -g --num_gpus --log_dir --display_every
         --save_interval --summary_interval --loss_scale --larc_eta --larc_mode --eval --fp16 --nofp16 --learning_rate
+        tensorboard: --logdir
+    """,
+    "mpiexec": """
+        -np --allow-run-as-root --host -x
     """,
     "Habana": """
         -d --dtype -b --batch-size -e --epochs -a --data-dir -m --model-dir -o --use-horovod -s --steps -l --eval-steps
@@ -108,8 +114,22 @@ OPTIONS = {
 }  # fmt: skip
 """Every option of the older command lines; those of a script beside the main one stand after its name."""
 
+RECIPES = {
+    "Graphcore TF1": [
+        "graphcore/resnet50-momentum-1920", "graphcore/efficientnet-b4", "graphcore/resnext101", "graphcore/resnet8",
+        "graphcore/resnet50-lars-3200", "graphcore/resnet50-group-norm-1024",
+    ],
+    "Graphcore PyTorch": [
+        "graphcore/resnet50-pytorch-16416", "graphcore/efficientnet-b4-g16-pytorch-2048", "graphcore/resnet50-bench",
+    ],
+    "nvcnn": ["nvcnn/resnet50", "nvcnn/resnext50", "nvcnn/inception-v3", "nvcnn/googlenet", "nvcnn/vgg11"],
+    "Habana": ["habana/resnet50", "habana/resnet50-1024"],
+    "The MLPerf write-up": ["graphcore/resnet50-lars-3200", "graphcore/efficientnet-b4"],
+}  # fmt: skip
+"""Shipped recipes of each system: what the page says must be accepted by one of them, as it is."""
+
 ENVIRONMENT = {
-    "DATA_DIR", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "NCCL_ALGO", "NCCL_SOCKET_IFNAME",
+    "DATA_DIR", "DATASETS_DIR", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "NCCL_ALGO", "NCCL_SOCKET_IFNAME",
     "GLOO_SOCKET_IFNAME",
 }  # fmt: skip
 """Variables that Paceline, torch, NCCL or gloo read."""
@@ -303,6 +323,28 @@ def test_what_is_not_there_yet_is_not_there() -> None:
 def test_as_above_stands_below_a_row_of_its_kind() -> None:
     kinds = [(row.system, row.header, row.here.partition(":")[0], row.here.endswith("as above")) for row in rows()]
     assert [row for before, row in itertools.pairwise(kinds) if row[3] and before[:3] != row[:3]] == []
+
+
+def typed() -> Iterator[Any]:
+    """Every setting with a value that the page gives for a system, once, and the recipes that it may be typed on."""
+    for system, recipes in RECIPES.items():
+        rows_there = [row for row in rows() if row.system == system]
+        words = [word for row in rows_there for word in coded(f"{row.here} {row.differs}")]
+        for word in dict.fromkeys(word for word in words if re.match(r"(on\.)?[a-z][a-z_.]*=", word)):
+            yield pytest.param(word, recipes, id=f"{system}: {word}")
+
+
+@pytest.mark.parametrize(("word", "recipes"), list(typed()))
+def test_what_the_page_says_can_be_typed_on_a_recipe_of_that_system(word: str, recipes: list[str]) -> None:
+    faults = []
+    for name in recipes:
+        try:
+            make_job(name, shlex.split(word), None, None, None, None, look=False)
+        except UserError as fault:
+            faults.append(str(fault))
+        else:
+            return
+    pytest.fail("; ".join(dict.fromkeys(faults)))
 
 
 @pytest.mark.parametrize(

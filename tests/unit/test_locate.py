@@ -17,6 +17,7 @@ from paceline.data.index.scan import open_index
 from paceline.data.index.table import Flag
 from paceline.errors import DataError
 from paceline.settings.data import Cifar, Files
+from pictures_made import make_pictures, write_folder, write_tars
 
 FORMS = {".jfif": "JPEG", ".jpe": "JPEG", ".tif": "TIFF", ".tiff": "TIFF", ".ppm": "PPM", ".pgm": "PPM",
          ".jp2": "JPEG2000", ".avif": "AVIF"}  # fmt: skip
@@ -155,3 +156,23 @@ def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:
     put(tmp_path / "high", "pets/cat/1.jpg", "pets/dog/2.jpg", "pets/dog/3.jpg")
     with pytest.raises(DataError, match=rf"one class, 'pets', .*; did you mean --data {tmp_path}/high/pets\?"):
         locate.locate(files(validation=0.5), tmp_path / "high")
+
+
+@pytest.mark.parametrize("other", [None, "cifar-10-batches-bin", "photos"])
+def test_datasets_dir_may_be_the_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str | None) -> None:
+    sets = tmp_path / "sets"
+    web = write_tars(make_pictures(40, 2), sets / "imagenet-webdata-format", validation=0.5)
+    if other == "photos":
+        write_folder(make_pictures(40, 2), sets / other, validation=0.5)
+    elif other is not None:
+        (sets / other).mkdir()
+        (sets / other / "data_batch_1.bin").touch()
+    monkeypatch.delenv("DATA_DIR", raising=False)
+    for given in (sets, web):
+        monkeypatch.setenv("DATASETS_DIR", str(given))
+        assert locate.locate(Files(name="imagenet"), locate.given_folder(None))[1] == web
+        assert locate.dataset_folder(tmp_path) == tmp_path
+    monkeypatch.setenv("DATASETS_DIR", str(sets))
+    assert locate.dataset_folder(sets) == (sets if other else web), "several are not chosen between"
+    monkeypatch.setenv("DATA_DIR", str(sets))
+    assert locate.dataset_folder(sets, "imagenet") == sets

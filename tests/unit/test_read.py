@@ -143,7 +143,7 @@ def test_a_fault_on_a_page_says_the_line_and_what_to_write(old: str, new: str, s
         (".=1", "'.=1': expected key=value, such as"),
         (
             "data.evaluation.short=8",
-            "'data.evaluation.short=8': data: generated has no 'evaluation'; there is channels, ",
+            "'data.evaluation.short=8': data: generated has no 'evaluation'; did you mean 'evaluation_side'?",
         ),
         (
             "optimizer=3",

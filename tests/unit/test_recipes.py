@@ -12,8 +12,8 @@ import pytest
 
 from conftest import make_plan
 from paceline import schedule
-from paceline.command.recipes import row, run
-from paceline.job import read_placement, read_recipe
+from paceline.command.recipes import placements_of, row, run
+from paceline.job import make_job, read_placement, read_recipe
 from paceline.machine import Machine
 from paceline.model import tables
 from paceline.planning import Plan
@@ -261,7 +261,9 @@ def named(part: str) -> list[str]:
 
 def test_every_shipped_recipe_and_placement_is_in_the_tables() -> None:
     assert {cells[0] for cells in rows(PUBLISHED)} == set(shipped.names("recipes")) - OWN - {"shapes/resnet8"}
-    assert {cells[0] for cells in rows(PLACED)} == set(shipped.names("placements")) - {"float64", "reproducible"}
+    assert {cells[0] for cells in rows(PLACED)} == set(shipped.names("placements")) - {
+        "float64", "reproducible", "graphcore/inference",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("cells", rows(PUBLISHED), ids=lambda cells: cells[0])
@@ -329,12 +331,14 @@ def test_the_list_of_recipes_shows_what_their_pages_say(name: str) -> None:
         "epochs": recipe.epochs,
         "published": recipe.published,
         "source": recipe.source,
+        "placements": placements_of(name),
     }
 
 
 def test_the_list_of_recipes_has_each_name_whole_and_batches_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     run(None, everything=True, as_json=False)
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    lines = capsys.readouterr().out.partition("\n\n")[0].splitlines()[1:]
+    listed = [line.split()[0] for line in lines if not line.startswith(" ")]  # more placements have lines of their own
     assert sorted(listed) == shipped.names("recipes")
     assert listed.index("graphcore/resnet50-lars-3200") < listed.index("graphcore/resnet50-lars-10240")
     run(None, everything=True, as_json=True)
@@ -623,6 +627,35 @@ def test_norms_of_projections_decay_where_they_did(name: str) -> None:
     assert all(any(word in parameter for word in skip) for parameter in plain)
     assert any(word in "stage1/unit1.projection_norm.weight" for word in skip) == ("efficientnet" in name)
     assert not any(word in "head.dense.bias" for word in skip)
+
+
+@pytest.mark.parametrize("made", ["synthetic", "generated"])
+@pytest.mark.parametrize("name", shipped.names("recipes"))
+def test_every_recipe_takes_the_same_steps_on_made_up_images(name: str, made: str) -> None:
+    own, _ = read_recipe(name, [])
+    plan = make_job(name, [f"data={made}", "init.from=null"], None, None, None, None).plan
+    assert plan.data.name == made
+    known = own.data.known if isinstance(own.data, Files) else own.data.facts if own.data else plan.facts
+    assert (plan.facts.side, plan.facts.evaluation_side or plan.facts.side) == (
+        known.side,
+        known.evaluation_side or known.side,
+    )
+    assert own.data is None or plan.data.normalize == own.data.normalize
+    if known.images:
+        facts = plan.facts
+        counts = (facts.images, facts.validation_images, facts.classes)
+        assert counts == (known.images, known.validation_images, known.classes)
+        assert plan.steps == plan_of(name).steps
+
+
+def test_a_fraction_of_the_data_shortens_a_plan_made_without_files() -> None:
+    plan = make_job("nvidia/resnet50", ["data.fraction=10%"], None, None, None, None, look=False).plan
+    assert (plan.facts.images, plan.steps) == (128_117, 90 * (128_117 // 2048))
+
+
+def test_of_made_up_images_what_is_written_stays() -> None:
+    plan = make_job("ffcv/resnet50-16", ["data=synthetic", "data.classes=7"], None, None, None, None).plan
+    assert (plan.facts.classes, plan.facts.side, plan.facts.evaluation_side) == (7, 192, 256)
 
 
 def test_the_recipe_of_the_mlperf_write_up() -> None:

@@ -13,11 +13,12 @@ import torch
 
 from conftest import make_plan, make_session
 from paceline import checkpoint
+from paceline.errors import PlanError
 from paceline.training.loop import train
 from paceline.training.requests import Requests, Signals, Stopped
 from paceline.training.restore import restore_newest
 from paceline.training.run import out_of_memory
-from paceline.training.session import Session, open_session
+from paceline.training.session import Session, open_session, torch_settings
 from paceline.training.state import build_state
 
 
@@ -138,3 +139,19 @@ def test_the_remedy_for_too_little_memory_fits(words: tuple[str, ...], remedy: s
     assert message.endswith(remedy)
     if "such as" in remedy:
         assert make_plan(*words[:2], message.split("such as ")[1])  # it is not refused in turn
+
+
+def test_products_are_summed_in_float16_only_inside_a_session_that_says_so() -> None:
+    matmul = torch.backends.cuda.matmul
+    placement = make_plan("on.device=cpu").placement.model_copy(update={"fp16_accumulation": True})
+    assert not matmul.allow_fp16_accumulation
+    with torch_settings(placement):
+        assert matmul.allow_fp16_accumulation
+    assert not matmul.allow_fp16_accumulation
+
+
+@pytest.mark.parametrize("words", [("on.device=cpu",), ("on.device=cuda", "on.precision=bf16")])
+def test_sums_in_float16_are_for_float16_on_cuda(words: tuple[str, ...]) -> None:
+    with pytest.raises(PlanError, match="sums products of float16 numbers on a CUDA device"):
+        make_plan("on.fp16_accumulation=true", *words)
+    assert make_plan("on.fp16_accumulation=true", "on.device=cuda", "on.precision=fp16").placement.fp16_accumulation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import typing
 
 import pytest
@@ -12,7 +13,7 @@ from paceline.facts import DataFacts
 from paceline.model import tables
 from paceline.model.batch import Batch
 from paceline.model.build import build_network
-from paceline.model.cost import block_costs
+from paceline.model.cost import block_costs, count_parameters
 from paceline.model.dropout import DropoutMasks
 from paceline.model.norm import BatchNormAct, NormAct
 from paceline.settings.model import External, Model
@@ -66,10 +67,36 @@ def test_the_tables_say_what_is_built(member: tables.Member) -> None:
     rows = block_costs(recipe, facts_of(member, member.side))
     assert sum(row.parameters for row in rows) == member.parameters
     assert sum(row.activation_bytes for row in rows) == 4 * member.activations
+    fewer = dataclasses.replace(facts_of(member, member.side), classes=7)
+    assert count_parameters(recipe, fewer) == tables.parameters(recipe.model, fewer)
     assert tuple(row.name for row in rows) == tables.block_names(recipe.model)
     facts = tables.network_facts(recipe.model, facts_of(member, member.side))
     assert (facts.parameters, facts.activations) == (member.parameters, member.activations)
     assert (facts.blocks, facts.smallest_side) == (tables.block_names(recipe.model), member.smallest_side)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("resnet50", ["model.version=v1", "model.blur=true"]),
+        ("efficientnet-b0", ["model.dropout=0.4", "model.survival=1", "model.activation=relu", "model.padding=same"]),
+        ("googlenet", ["model.auxiliary_dropout=0", "model.dropout=0"]),
+        ("inception-resnet-v2", ["model.residual_scale=[0.2, 0.2, 0.2]"]),
+    ],
+)
+def test_settings_without_weights_do_not_change_the_count(name: str, words: list[str]) -> None:
+    recipe = make_recipe(f"model={name}", *words)
+    facts = facts_of(tables.member(name), tables.member(name).side)
+    assert tables.parameters(recipe.model, facts) == tables.member(name).parameters
+    assert count_parameters(recipe, facts) == tables.member(name).parameters
+
+
+@pytest.mark.parametrize(
+    "word", ["model.group_dim=16", "model.expand_ratio=4", "model.width=2", "model.squeeze_excite=0"]
+)
+def test_a_changed_network_is_not_in_the_tables(word: str) -> None:
+    recipe = make_recipe("model=efficientnet-b0", word)
+    assert tables.parameters(recipe.model, facts_of(tables.member("efficientnet-b0"), 224)) is None
 
 
 def assert_smallest(recipe: Recipe, facts: DataFacts) -> None:

@@ -5,6 +5,7 @@ A handful belongs to `make test`, all of them to `make test-all`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -13,12 +14,16 @@ import pytest
 import torch
 
 from conftest import make_plan, make_recipe, make_session
+from paceline.command.verify import shrink
+from paceline.job import plan_job, read_placement, read_recipe
 from paceline.model.tables import smallest_side
 from paceline.optim.build import decays
 from paceline.planning import Plan
 from paceline.settings import shipped
+from paceline.settings.data import Made
 from paceline.settings.model import Vgg
 from paceline.settings.optimizer import Lamb, Lars
+from paceline.settings.read import Tree
 from paceline.training.evaluate import evaluate_network
 from paceline.training.state import build_state
 from paceline.training.step import take_step
@@ -43,7 +48,7 @@ def made_small(name: str) -> Plan:
     text, _ = shipped.page("recipes", name)
     recipe = make_recipe(text=text)
     side = max(32, smallest_side(recipe.model))
-    words = ["global_batch=8", "norm_batch=4", "on.micro_batch=4", "augment.crop={}"]
+    words = ["global_batch=8", "norm_batch=4", "on.micro_batch=4"]
     if not isinstance(recipe.optimizer, Lars | Lamb):  # these have steps of one size whatever the batch is
         words.append(f"optimizer.lr={recipe.optimizer.lr.at(recipe.global_batch) * 8 / recipe.global_batch}")
     if isinstance(recipe.model, Vgg):  # its dense layers are AlexNet's, and would take a billion bytes more
@@ -78,6 +83,23 @@ def test_a_recipe_trains_two_steps_and_is_judged(name: str) -> None:
     judged = evaluate_network(session).row
     assert judged["images"] == 5
     assert judged["loss"] > 0  # and is a number; running statistics of two steps mean nothing yet, so it may be large
+
+
+@pytest.mark.parametrize("name", list(cases()))
+def test_a_recipe_takes_two_steps_on_synthetic_images_as_verify_shrinks_it(name: str) -> None:
+    recipe, _ = read_recipe(name, ["data=synthetic", "init.from=null"])
+    small, _ = shrink(recipe, above=32)
+    assert isinstance(small.data, Made)
+    small = small.model_copy(update={"data": small.data.model_copy(update={"name": "synthetic"})})
+    placement, placed = read_placement(None, ["on.device=cpu", "on.cpu_threads=1"])
+    plan = plan_job(name, small, placement, None, Tree(), placed).plan
+    state = build_state(plan, WORLD)
+    with closing(make_session(plan, state=state).loader.training(0)) as shares:
+        for _ in range(2):
+            take_step(make_session(plan, state=state), next(shares))
+    assert state.step == 2
+    assert not state.bad_steps()
+    assert 0 < float(state.last_sums[0]) < math.inf  # a rate for a batch of 16,384 is too high for one of 32
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from paceline.command.bench_train import (
 from paceline.command.tables import show_rows
 from paceline.errors import SpecError
 from paceline.job import prepare_folder
+from paceline.settings.configurations import named
 from paceline.settings.data import Made
 from paceline.sink.console import console
 from paceline.visible import plural
@@ -39,12 +40,12 @@ _LARGEST = 65_536
 
 def run(
     name: str | None, words: list[str], data: Path | None, page: str | None, replicas: int | None, device: str | None,
-    which: str | None, batch: str, repeats: int, seconds: float, profile: Path | None, out: Path | None,
+    which: str | None, batch: str | None, repeats: int, seconds: float, profile: Path | None, out: Path | None,
     against: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure each batch size, and print one table or one JSON object."""
     began = time.time()
-    batches = read_batches(batch)
+    batches = read_batches(batch or usual_batches(name))
     job = infer_job(name, words, data, page, replicas, device, which)
     facts = facts_of("infer", job, words) | {"weights_of": str(job.run) if job.run else None}
     before = read_result(against, facts) if against is not None else None
@@ -69,6 +70,12 @@ def run(
     deliver(result, out, as_json)
     if not as_json:
         _show(job, result)
+
+
+def usual_batches(name: str | None) -> str:
+    """The batch of an older configuration of inference, or a few to compare."""
+    older = named(name or "")
+    return str(older[0].batch) if older and older[0].batch else "1,8,32,128"
 
 
 def read_batches(text: str) -> list[int]:

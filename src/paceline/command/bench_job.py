@@ -12,11 +12,12 @@ from paceline.errors import SpecError
 from paceline.job import Job, check_folder, flag_words, plan_job, read_placement, read_recipe, read_words
 from paceline.model.packages import check_packages
 from paceline.progress import progress_bar
-from paceline.reconcile import make_plan
+from paceline.reconcile import for_files, make_plan
 from paceline.record import PLAN, stored_plan
 from paceline.settings.augment import Augment, Crop, Mix
 from paceline.settings.build import build
-from paceline.settings.data import Data, Files, Made
+from paceline.settings.configurations import placement_of, stands_for
+from paceline.settings.data import Data, Files, Made, likeness
 from paceline.settings.duration import Duration
 from paceline.settings.placement import Placement
 from paceline.settings.read import Tree, dump, override, parse
@@ -52,7 +53,7 @@ def train_job(
 ) -> BenchJob:
     """The job of a recipe that is long enough to be measured; without --data on synthetic images."""
     recipe, written = read_recipe(name, words)
-    placement, placed = read_placement(page, words, replicas, device)
+    placement, placed = read_placement(page or placement_of(name), words, replicas, device)
     is_counted = data is not None or locate.is_known(recipe.data) or getattr(recipe.data, "images", None) is not None
     recipe, folder, notes = _with_data(name, recipe, data, evaluating=False)
     recipe, more = _one_side(recipe)
@@ -63,7 +64,7 @@ def train_job(
         recipe.model_copy(update={"epochs": float(longer)}), placement, job.machine, job.plan.network, job.launch
     )
     _check_code(recipe)
-    return BenchJob(replace(job, plan=plan), steps, recipe.epochs, notes + more)
+    return BenchJob(replace(job, plan=plan), steps, recipe.epochs, stands_for(name) + notes + more)
 
 
 def infer_job(
@@ -77,13 +78,14 @@ def infer_job(
             raise SpecError(f"--checkpoint {which}: a recipe has none; write a run folder in place of {name}")
         name, words = read_words(name, words)
         recipe, written = read_recipe(name, words)
-        placement, placed = read_placement(page, words, replicas, device)
+        placement, placed = read_placement(page or placement_of(name), words, replicas, device)
     else:
         name = str(run)
         recipe, written = stored_plan(run).recipe, Tree()
         placement, placed = _placement_of(run, words, page, replicas, device)
         steps_to_evaluate(run, Selection(which))  # what is missing is told before torch is loaded
     recipe, folder, notes = _with_data(name, recipe, data, evaluating=True)
+    notes += stands_for(name) if run is None else []
     if recipe.evaluate.flip:
         notes.append("evaluate.flip is on: each image is evaluated twice, mirrored too")
     _check_code(recipe)
@@ -127,12 +129,11 @@ def _with_data(name: str, recipe: Recipe, data: Path | None, evaluating: bool) -
         notes.append("left out, as weights do not change the speed: init.from")
     if evaluating:
         changes |= {"augment": Augment(), "mix": Mix()}  # these are for training
-    elif not isinstance(settings, Files):
-        cropped = isinstance(recipe.data, Files) or recipe.augment.crop != Crop()
-        unused = {"crop": cropped, "python": recipe.augment.python is not None}
-        if gone := [f"augment.{key}" for key, written in unused.items() if written]:
+    elif isinstance(settings, Made):
+        cropped = ["augment.crop"] if isinstance(recipe.data, Files) else []
+        if unused := dict.fromkeys([*cropped, *for_files(recipe.augment)]):
             changes["augment"] = recipe.augment.model_copy(update={"crop": Crop(), "python": None})
-            notes.append(f"left out, as only images in files need it: {', '.join(gone)}")
+            notes.append(f"left out, as only images in files need it: {', '.join(unused)}")
     return recipe.model_copy(update=changes), folder, notes
 
 
@@ -145,37 +146,24 @@ def synthetic(name: str, data: Data | None, evaluating: bool = False) -> tuple[M
         )
     if isinstance(data, Made):
         return data, []
-    data, notes = _counted(data, evaluating)
-    facts = data.facts
-    made = Made(
-        name="synthetic",
-        images=facts.images,
-        validation_images=1_000,
-        classes=facts.classes,
-        side=(facts.evaluation_side or facts.side) if evaluating else facts.side,
-        channels=facts.channels,
-        mean=data.mean,
-        std=data.std,
-        normalize=data.normalize,
-    )
-    return made, notes
+    made = Made(**{**likeness(data), "name": "synthetic", "validation_images": 1_000})
+    if evaluating:
+        made = made.model_copy(update={"side": made.evaluation_side or made.side, "evaluation_side": None})
+    return made, _unknown(data, evaluating) if isinstance(data, Files) else []
 
 
-def _counted(data: Data, evaluating: bool) -> tuple[Data, list[str]]:
-    """Images in files with numbers in place of those that only the files tell, and notes on these."""
-    if not isinstance(data, Files) or data.name == "imagenet":
-        return data, []
-    notes, classes = list[str](), data.classes or len(data.class_names or ())
-    if not classes:
+def _unknown(data: Files, evaluating: bool) -> list[str]:
+    """Notes on the numbers that only the files tell."""
+    notes, facts = list[str](), data.known
+    if not facts.classes:
         notes.append(
             "nobody knows how many classes there are, so 1,000 are taken; write data.classes=N, or --data FOLDER"
         )
-    if data.images is None and not evaluating:
+    if not facts.images and not evaluating:
         notes.append(
             "nobody knows how many images there are, so no time is predicted; write data.images=N, or --data FOLDER"
         )
-    counts = {"images": data.images or 1_281_167, "validation_images": 1_000, "classes": classes or 1000}
-    return data.model_copy(update=counts), notes
+    return notes
 
 
 def _one_side(recipe: Recipe) -> tuple[Recipe, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.command.tables import show_facts, show_rows
 from paceline.errors import PlanError, SpecError
@@ -16,6 +16,11 @@ from paceline.settings.recipe import Recipe
 from paceline.settings.schema import fields
 from paceline.settings.types import Settings
 
+if TYPE_CHECKING:
+    from paceline.model.cost import BlockCost
+
+_UNSHOWN = ("name", "class_parameters")
+"""What the tables say of a network that people need not see."""
 _PAGE = "{global_batch: 1, epochs: 1, optimizer: {name: sgd, lr: 0.1}, schedule: constant}"
 """What a recipe must say beside its model."""
 
@@ -45,7 +50,11 @@ def run(name: str | None, words: list[str], blocks: bool, side: int | None, as_j
     kind = type(recipe.model)
     facts = {}
     if recipe.model.name in {row.name for row in tables.MEMBERS}:
-        facts = {key: value for key, value in asdict(tables.member(recipe.model.name)).items() if key != "name"}
+        facts = {key: value for key, value in asdict(tables.member(recipe.model.name)).items() if key not in _UNSHOWN}
+        if words:
+            costs = _costs(recipe, facts["side"])
+            facts["parameters"] = sum(cost.parameters for cost in costs)
+            facts["activations"] = sum(cost.activation_bytes for cost in costs) // 4
     if as_json:
         show_facts({"name": name, **facts, "settings": settings_of(kind)}, as_json=True)
         return
@@ -55,6 +64,13 @@ def run(name: str | None, words: list[str], blocks: bool, side: int | None, as_j
 
 
 def _show_blocks(recipe: Recipe, side: int | None, as_json: bool) -> None:
+    rows = [asdict(cost) for cost in _costs(recipe, side)]
+    total = {key: "all" if key == "name" else sum(row[key] for row in rows) for key in rows[0]}
+    show_rows([*rows, total], as_json)
+
+
+def _costs(recipe: Recipe, side: int | None) -> list[BlockCost]:
+    """What each block of a network costs, for images of this side or of its own."""
     native = next((row for row in tables.MEMBERS if row.name == recipe.model.name), tables.member("resnet50"))
     facts = DataFacts(1, 1, native.classes, side or native.side)
     smallest = tables.smallest_side(recipe.model)
@@ -62,9 +78,7 @@ def _show_blocks(recipe: Recipe, side: int | None, as_json: bool) -> None:
         raise PlanError(f"{recipe.model.name} needs images of at least {smallest} pixels a side, not {facts.side}")
     from paceline.model.cost import block_costs
 
-    rows = [asdict(cost) for cost in block_costs(recipe, facts)]
-    total = {key: "all" if key == "name" else sum(row[key] for row in rows) for key in rows[0]}
-    show_rows([*rows, total], as_json)
+    return block_costs(recipe, facts)
 
 
 def settings_of(kind: type[Settings]) -> list[dict[str, Any]]:

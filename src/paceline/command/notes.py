@@ -15,7 +15,9 @@ from paceline.job import Job
 from paceline.model.packages import check_packages
 from paceline.model.sources import contradictions
 from paceline.planning import Plan
-from paceline.settings.data import Files
+from paceline.reconcile import for_files
+from paceline.settings.configurations import stands_for
+from paceline.settings.data import Files, Made
 from paceline.settings.recipe import Recipe
 
 _UNEQUAL = 3
@@ -48,12 +50,23 @@ def describe_found(index: Index) -> str:
 def notes_of(job: Job, index: Index | None) -> list[str]:
     """Notes on the numbers of a job's plan, its images, and where it would run."""
     recipe = job.plan.recipe
-    notes = [*_missing_package(recipe), *contradictions(recipe), *_length_notes(job.plan), *_rate_notes(job.plan)]
+    notes = [
+        *stands_for(job.name),
+        *_missing_package(recipe),
+        *contradictions(recipe),
+        *_length_notes(job.plan),
+        *_rate_notes(job.plan),
+    ]
     if index is not None:
         notes += [*_validation_notes(job.plan), *_class_notes(index), *index.notes]
+    if isinstance(job.plan.data, Made) and (unused := for_files(recipe.augment)):
+        made = job.plan.data.name
+        notes.append(f"{made} images are made at their final size, so this has no effect: {', '.join(unused)}")
     variable = locate.set_variable()
     if variable is not None and job.data_folder is None and not locate.needs_files(job.plan.data):
         notes.append(f"{variable} is set and passed over, since {job.name} draws its own images")
+    if job.plan.placement.fp16_accumulation:
+        notes.append("on.fp16_accumulation is for matrix products only: cuDNN's convolutions sum in float32")
     if job.plan.placement.device == "cuda" and not job.machine.accelerators:
         notes.append("on.device is cuda, and no CUDA device is visible on this machine")
     return notes

@@ -15,6 +15,7 @@ from paceline.model.sources import told
 from paceline.planning import Plan
 from paceline.record import numbers_of
 from paceline.settings.data import Made, Shapes
+from paceline.settings.model import External
 from paceline.settings.placement import Placement
 from paceline.settings.read import dump, flow
 from paceline.settings.recipe import Recipe
@@ -68,12 +69,16 @@ def _parts(job: Job) -> dict[str, Any]:
 
 
 def _network(plan: Plan) -> str:
-    """Its name and settings, and its parameters where the tables count those of this very network."""
-    written, proxy = _kind(plan.recipe.model), getattr(plan.recipe.norm, "proxy", False)
-    member = next((row for row in tables.MEMBERS if row.name == written), None)
-    if member is None or proxy or (plan.facts.classes, plan.facts.channels) != (member.classes, 3):
+    """Its name and settings, and its parameters; only a network that the tables do not know is built to count them."""
+    recipe, written = plan.recipe, _kind(plan.recipe.model)
+    if isinstance(recipe.model, External):
         return written
-    return f"{written}, {member.parameters:,} parameters"
+    count = tables.parameters(recipe.model, plan.facts, getattr(recipe.norm, "proxy", False))
+    if count is None:
+        from paceline.model.cost import count_parameters
+
+        count = count_parameters(recipe, plan.facts)
+    return f"{written}, {count:,} parameters"
 
 
 def _data(job: Job) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from rich.table import Table
@@ -28,6 +29,46 @@ def show_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
     for row in rows:
         table.add_row(*(Text(one_line(format_value(column, row[column]))) for column in columns))
     console().print(table)
+
+
+def show_listing(rows: list[dict[str, Any]], least: tuple[str, ...]) -> None:
+    """Print rows as a table of the columns that fit the terminal, and say which do not.
+
+    `least` are the columns that a narrow one does without, the first of them first.
+    """
+    texts = [{column: _listed(value) for column, value in each.items()} for each in rows]
+    widths = {
+        column: max(len(column), *(len(line) for each in texts for line in each[column].split("\n")))
+        for column in rows[0]
+        if any(each[column] for each in rows)
+    }
+    missing: list[str] = []
+    for column in least:
+        if column in widths and sum(widths.values()) + 2 * (len(widths) - 1) > console().width:
+            del widths[column]
+            missing = [*missing, _heading(column)]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in widths:
+        numeric = all(isinstance(each[column], int | float) or not each[column] for each in rows)
+        whole = column == "name"
+        table.add_column(_heading(column), justify="right" if numeric else "left", no_wrap=whole, overflow="fold")
+    for each in texts:
+        table.add_row(*(each[column] for column in widths))
+    console().print(table)
+    if missing:
+        show_line(f"\nA wider terminal also shows: {', '.join(missing)}.")
+
+
+def _listed(value: Any) -> str:
+    """A value in a listing; a list has a line for each of its items."""
+    if isinstance(value, list):
+        return "\n".join(value)
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+def by_numbers(name: str) -> list[tuple[int, str]]:
+    """A key that sorts a batch of 1,920 before one of 10,240."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
 def show_facts(facts: dict[str, Any], as_json: bool, title: str | None = None) -> None:

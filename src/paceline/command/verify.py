@@ -130,7 +130,7 @@ def shrink(recipe: Recipe, above: int = 128) -> tuple[Recipe, list[str]]:
     small = max(32, tables.smallest_side(recipe.model))
     if isinstance(recipe.data, Made | Files) and recipe.data.side > small:
         other = {"name": "generated"} if isinstance(recipe.data, Made) else _smaller_evaluation(recipe.data, small)
-        changes["data"] = recipe.data.model_copy(update={"side": small, **other})
+        changes["data"] = recipe.data.model_copy(update={"side": small, "evaluation_side": None, **other})
         notes.append(f"image side {recipe.data.side} -> {small}")
         changes["augment"] = _shrunk(recipe.augment, small / recipe.data.side, tables.smallest_side(recipe.model))
     return recipe.model_copy(update=changes), notes
@@ -141,7 +141,7 @@ def _smaller_evaluation(data: Files, side: int) -> dict[str, Any]:
     how = data.evaluation
     if isinstance(how, Center) and how.short:
         how = Center(name="center", short=max(side, how.short * side // data.side))
-    return {"evaluation_side": None, "evaluation": how}
+    return {"evaluation": how}
 
 
 def _shrunk(augment: Augment, share: float, least: int) -> Augment:

@@ -57,5 +57,11 @@ def block_costs(recipe: Recipe, facts: DataFacts) -> list[BlockCost]:
     return costs
 
 
+def count_parameters(recipe: Recipe, facts: DataFacts) -> int:
+    """How many parameters a network has, by building it without memory."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build_network(recipe, facts).parameters())
+
+
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()

@@ -58,6 +58,8 @@ class Member:
     activations: int
     """Numbers that one image leaves for the backward pass, counted in units of four bytes."""
     classes: int
+    class_parameters: int
+    """How many of the parameters each class has."""
     side: int
     stride: int
     """How many times smaller than the image the last picture is, a side."""
@@ -65,74 +67,91 @@ class Member:
 
 
 MEMBERS = (
-    Member("alexnet", 61100840, 926080, 1000, 224, 32, 63),
-    Member("vgg11", 132863336, 12192256, 1000, 224, 32, 32),
-    Member("vgg13", 133047848, 17009152, 1000, 224, 32, 32),
-    Member("vgg16", 138357544, 18313728, 1000, 224, 32, 32),
-    Member("vgg19", 143667240, 19618304, 1000, 224, 32, 32),
-    Member("vgg11-bn", 132868840, 19618304, 1000, 224, 32, 32),
-    Member("vgg13-bn", 133053736, 29252096, 1000, 224, 32, 32),
-    Member("vgg16-bn", 138365992, 31861248, 1000, 224, 32, 32),
-    Member("vgg19-bn", 143678248, 34470400, 1000, 224, 32, 32),
-    Member("resnet10", 5418792, 4039680, 1000, 224, 32),
-    Member("resnet14", 10064936, 9435136, 1000, 224, 32),
-    Member("resnet18", 11689512, 5544960, 1000, 224, 32),
-    Member("resnet26", 15995176, 13950976, 1000, 224, 32),
-    Member("resnet34", 21797672, 8053760, 1000, 224, 32),
-    Member("resnet50", 25557032, 21477376, 1000, 224, 32),
-    Member("resnet101", 44549160, 31713280, 1000, 224, 32),
-    Member("resnet152", 60192808, 44357632, 1000, 224, 32),
-    Member("resnet8", 75290, 150592, 10, 32, 4),
-    Member("resnet14-cifar", 172506, 265280, 10, 32, 4),
-    Member("resnet20", 269722, 379968, 10, 32, 4),
-    Member("resnet32", 464154, 609344, 10, 32, 4),
-    Member("resnet44", 658586, 838720, 10, 32, 4),
-    Member("resnet56", 853018, 1068096, 10, 32, 4),
-    Member("resnet110", 1727962, 2100288, 10, 32, 4),
-    Member("resnet11-bottleneck", 127642, 568576, 10, 32, 4),
-    Member("resnet29-bottleneck", 313114, 1256704, 10, 32, 4),
-    Member("resnet38-bottleneck", 405850, 1600768, 10, 32, 4),
-    Member("resnet47-bottleneck", 498586, 1944832, 10, 32, 4),
-    Member("resnet56-bottleneck", 591322, 2288896, 10, 32, 4),
-    Member("resnet65-bottleneck", 684058, 2632960, 10, 32, 4),
-    Member("resnext14", 9411880, 11994112, 1000, 224, 32),
-    Member("resnext26", 15389480, 18015232, 1000, 224, 32),
-    Member("resnext50", 25028904, 28050432, 1000, 224, 32),
-    Member("resnext101", 44177704, 41698304, 1000, 224, 32),
-    Member("resnext152", 59951400, 58557440, 1000, 224, 32),
-    Member("resnext11", 403162, 1887488, 10, 32, 4),
-    Member("resnext29", 1293786, 4181248, 10, 32, 4),
-    Member("resnext38", 1739098, 5328128, 10, 32, 4),
-    Member("resnext47", 2184410, 6475008, 10, 32, 4),
-    Member("resnext56", 2629722, 7621888, 10, 32, 4),
-    Member("resnext65", 3075034, 8768768, 10, 32, 4),
-    Member("googlenet", 13004888, 12073696, 1000, 224, 32, 15),
-    Member("inception-v3", 27161264, 24573067, 1000, 299, 37, 299),
-    Member("inception-v4", 42679816, 43036619, 1000, 299, 37, 75),
-    Member("inception-resnet-v2", 55843464, 46049835, 1000, 299, 37, 75),
-    Member("efficientnet-b0", 5288548, 22048513, 1000, 224, 32),
-    Member("efficientnet-b1", 7794184, 35735408, 1000, 240, 32),
-    Member("efficientnet-b2", 9109994, 45458500, 1000, 260, 32),
-    Member("efficientnet-b3", 12233232, 78115747, 1000, 300, 32),
-    Member("efficientnet-b4", 19341616, 163375465, 1000, 380, 32),
-    Member("efficientnet-b5", 30389784, 327158048, 1000, 456, 32),
-    Member("efficientnet-b6", 43040704, 554078646, 1000, 528, 32),
-    Member("efficientnet-b7", 66347960, 962300688, 1000, 600, 32),
-    Member("efficientnet-cifar", 1077932, 3107789, 10, 32, 8),
-    Member("efficientnet-lite0", 4652008, 19872108, 1000, 224, 32),
-    Member("efficientnet-lite1", 5416680, 29851265, 1000, 240, 32),
-    Member("efficientnet-lite2", 6092072, 37953289, 1000, 260, 32),
-    Member("efficientnet-lite3", 8197096, 55711572, 1000, 280, 32),
-    Member("efficientnet-lite4", 13006568, 84575058, 1000, 300, 32),
-    Member("mobilenet-v2", 3504872, 19552384, 1000, 224, 32),
-    Member("mobilenet-v3-small", 2542856, 4042456, 1000, 224, 32),
-    Member("mobilenet-v3-large", 5483032, 11028488, 1000, 224, 32),
+    Member("alexnet", 61100840, 926080, 1000, 4097, 224, 32, 63),
+    Member("vgg11", 132863336, 12192256, 1000, 4097, 224, 32, 32),
+    Member("vgg13", 133047848, 17009152, 1000, 4097, 224, 32, 32),
+    Member("vgg16", 138357544, 18313728, 1000, 4097, 224, 32, 32),
+    Member("vgg19", 143667240, 19618304, 1000, 4097, 224, 32, 32),
+    Member("vgg11-bn", 132868840, 19618304, 1000, 4097, 224, 32, 32),
+    Member("vgg13-bn", 133053736, 29252096, 1000, 4097, 224, 32, 32),
+    Member("vgg16-bn", 138365992, 31861248, 1000, 4097, 224, 32, 32),
+    Member("vgg19-bn", 143678248, 34470400, 1000, 4097, 224, 32, 32),
+    Member("resnet10", 5418792, 4039680, 1000, 513, 224, 32),
+    Member("resnet14", 10064936, 9435136, 1000, 2049, 224, 32),
+    Member("resnet18", 11689512, 5544960, 1000, 513, 224, 32),
+    Member("resnet26", 15995176, 13950976, 1000, 2049, 224, 32),
+    Member("resnet34", 21797672, 8053760, 1000, 513, 224, 32),
+    Member("resnet50", 25557032, 21477376, 1000, 2049, 224, 32),
+    Member("resnet101", 44549160, 31713280, 1000, 2049, 224, 32),
+    Member("resnet152", 60192808, 44357632, 1000, 2049, 224, 32),
+    Member("resnet8", 75290, 150592, 10, 65, 32, 4),
+    Member("resnet14-cifar", 172506, 265280, 10, 65, 32, 4),
+    Member("resnet20", 269722, 379968, 10, 65, 32, 4),
+    Member("resnet32", 464154, 609344, 10, 65, 32, 4),
+    Member("resnet44", 658586, 838720, 10, 65, 32, 4),
+    Member("resnet56", 853018, 1068096, 10, 65, 32, 4),
+    Member("resnet110", 1727962, 2100288, 10, 65, 32, 4),
+    Member("resnet11-bottleneck", 127642, 568576, 10, 257, 32, 4),
+    Member("resnet29-bottleneck", 313114, 1256704, 10, 257, 32, 4),
+    Member("resnet38-bottleneck", 405850, 1600768, 10, 257, 32, 4),
+    Member("resnet47-bottleneck", 498586, 1944832, 10, 257, 32, 4),
+    Member("resnet56-bottleneck", 591322, 2288896, 10, 257, 32, 4),
+    Member("resnet65-bottleneck", 684058, 2632960, 10, 257, 32, 4),
+    Member("resnext14", 9411880, 11994112, 1000, 2049, 224, 32),
+    Member("resnext26", 15389480, 18015232, 1000, 2049, 224, 32),
+    Member("resnext50", 25028904, 28050432, 1000, 2049, 224, 32),
+    Member("resnext101", 44177704, 41698304, 1000, 2049, 224, 32),
+    Member("resnext152", 59951400, 58557440, 1000, 2049, 224, 32),
+    Member("resnext11", 403162, 1887488, 10, 257, 32, 4),
+    Member("resnext29", 1293786, 4181248, 10, 257, 32, 4),
+    Member("resnext38", 1739098, 5328128, 10, 257, 32, 4),
+    Member("resnext47", 2184410, 6475008, 10, 257, 32, 4),
+    Member("resnext56", 2629722, 7621888, 10, 257, 32, 4),
+    Member("resnext65", 3075034, 8768768, 10, 257, 32, 4),
+    Member("googlenet", 13004888, 12073696, 1000, 3075, 224, 32, 15),
+    Member("inception-v3", 27161264, 24573067, 1000, 2818, 299, 37, 299),
+    Member("inception-v4", 42679816, 43036619, 1000, 1537, 299, 37, 75),
+    Member("inception-resnet-v2", 55843464, 46049835, 1000, 1537, 299, 37, 75),
+    Member("efficientnet-b0", 5288548, 22048513, 1000, 1281, 224, 32),
+    Member("efficientnet-b1", 7794184, 35735408, 1000, 1281, 240, 32),
+    Member("efficientnet-b2", 9109994, 45458500, 1000, 1409, 260, 32),
+    Member("efficientnet-b3", 12233232, 78115747, 1000, 1537, 300, 32),
+    Member("efficientnet-b4", 19341616, 163375465, 1000, 1793, 380, 32),
+    Member("efficientnet-b5", 30389784, 327158048, 1000, 2049, 456, 32),
+    Member("efficientnet-b6", 43040704, 554078646, 1000, 2305, 528, 32),
+    Member("efficientnet-b7", 66347960, 962300688, 1000, 2561, 600, 32),
+    Member("efficientnet-cifar", 1077932, 3107789, 10, 641, 32, 8),
+    Member("efficientnet-lite0", 4652008, 19872108, 1000, 1281, 224, 32),
+    Member("efficientnet-lite1", 5416680, 29851265, 1000, 1281, 240, 32),
+    Member("efficientnet-lite2", 6092072, 37953289, 1000, 1281, 260, 32),
+    Member("efficientnet-lite3", 8197096, 55711572, 1000, 1281, 280, 32),
+    Member("efficientnet-lite4", 13006568, 84575058, 1000, 1281, 300, 32),
+    Member("mobilenet-v2", 3504872, 19552384, 1000, 1281, 224, 32),
+    Member("mobilenet-v3-small", 2542856, 4042456, 1000, 1025, 224, 32),
+    Member("mobilenet-v3-large", 5483032, 11028488, 1000, 1281, 224, 32),
 )
 
 
 def member(name: str) -> Member:
     """The network of this name."""
     return next(row for row in MEMBERS if row.name == name)
+
+
+_WEIGHTLESS = {
+    "name", "dropout", "auxiliary_dropout", "survival", "activation", "padding", "version", "blur", "residual_scale",
+}  # fmt: skip
+"""Settings of networks that no parameter depends on."""
+
+
+def parameters(model: Model, facts: DataFacts, proxy: bool = False) -> int | None:
+    """How many parameters a network has, where that is known without building it."""
+    if isinstance(model, External) or proxy or facts.channels != 3:
+        return None
+    usual = type(model).model_validate({"name": model.name})
+    if dict(usual.model_copy(update=model.model_dump(include=_WEIGHTLESS))) != dict(model):
+        return None
+    row = member(model.name)
+    return row.parameters + row.class_parameters * (facts.classes - row.classes)
 
 
 def network_facts(model: Model, facts: DataFacts) -> NetworkFacts:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Annotated, Literal
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -30,6 +31,14 @@ Normalization = Annotated[
 ]
 
 
+Part = Annotated[float, BeforeValidator(percent), Field(gt=0, lt=1)]
+Percent = Annotated[float, BeforeValidator(percent), Field(gt=0, le=1)]
+
+
+def _part_of(images: int, fraction: float) -> int:
+    return max(1, round(fraction * images))
+
+
 class Shapes(Settings):
     """The built-in data set: ten kinds of shapes, drawn by Paceline itself; needs no folder."""
 
@@ -47,6 +56,8 @@ class Cifar(Settings):
     """CIFAR-10 or CIFAR-100 in the published binary files."""
 
     name: Literal["cifar10", "cifar100"]
+    fraction: Percent = 1.0
+    """Fraction of the training images that is used, chosen at random, the same of each class."""
     mean: Mean = (0.4914, 0.4822, 0.4465)
     std: Std = (0.2470, 0.2435, 0.2616)
     normalize: Normalization = "mean-std"
@@ -54,11 +65,12 @@ class Cifar(Settings):
     @property
     def facts(self) -> DataFacts:
         classes = 10 if self.name == "cifar10" else 100
-        return DataFacts(images=50_000, validation_images=10_000, classes=classes, side=32)
+        return DataFacts(_part_of(50_000, self.fraction), validation_images=10_000, classes=classes, side=32)
 
 
 class Made(Settings):
-    """Random images for measuring: `generated` ones come from the host, `synthetic` ones stay on the device."""
+    """Random images for measuring: `generated` ones come from the host, `synthetic` ones stay on the device. In place
+    of a recipe's own data they have its sizes, counts and normalization, unless these are written too."""
 
     name: Literal["generated", "synthetic"]
     images: ImageCount = 1_281_167
@@ -69,6 +81,8 @@ class Made(Settings):
     """How many classes the labels are drawn from."""
     side: Pixels = 224
     """Height and width of an image in pixels."""
+    evaluation_side: Pixels | None = None
+    """Height and width of a validation image; left out, as in training."""
     channels: Channels = 3
     """Color channels of an image."""
     mean: Mean = (0.485, 0.456, 0.406)
@@ -77,11 +91,8 @@ class Made(Settings):
 
     @property
     def facts(self) -> DataFacts:
-        return DataFacts(self.images, self.validation_images, self.classes, self.side, self.channels)
-
-
-Part = Annotated[float, BeforeValidator(percent), Field(gt=0, lt=1)]
-Percent = Annotated[float, BeforeValidator(percent), Field(gt=0, le=1)]
+        counts = (self.images, self.validation_images, self.classes)
+        return DataFacts(*counts, self.side, self.channels, self.evaluation_side)
 
 
 class Center(Settings):
@@ -172,13 +183,35 @@ class Files(Settings):
 
     @property
     def facts(self) -> DataFacts:
-        images, validation, classes = self.images, self.validation_images, self.classes
-        if self.name == "imagenet":
-            images, validation, classes = images or 1_281_167, validation or 50_000, classes or 1000
-        assert None not in (images, validation, classes), "the index of the files fills these in"
+        assert None not in self._counts, "the index of the files fills these in"
+        return self.known
+
+    @property
+    def known(self) -> DataFacts:
+        """The facts before the files are looked at: 0 for what only they tell."""
+        images, validation, classes = self._counts
         return DataFacts(
             images or 0, validation or 0, classes or 0, self.side, evaluation_side=self.evaluation_side or self.side
         )
 
+    @property
+    def _counts(self) -> tuple[int | None, int | None, int | None]:
+        """Training images, validation images and classes, as far as they are written or published."""
+        images, validation, classes = self.images, self.validation_images, self.classes
+        if self.name == "imagenet":
+            published = _part_of(1_281_167, self.fraction)  # up to the rounding of each class, which the files decide
+            images, validation, classes = images or published, validation or 50_000, classes or 1000
+        return images, validation, classes or len(self.class_names or ()) or None
+
 
 Data = Shapes | Cifar | Made | Files
+
+
+def likeness(data: Data) -> dict[str, Any]:
+    """The settings with which made-up images are like others: sizes, counts and normalization; what only files tell is
+    left out."""
+    facts = data.known if isinstance(data, Files) else data.facts
+    known = {key: value for key, value in asdict(facts).items() if value}
+    if facts.evaluation_side == facts.side:
+        del known["evaluation_side"]
+    return {**known, "mean": data.mean, "std": data.std, "normalize": data.normalize}

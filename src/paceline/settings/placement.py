@@ -114,6 +114,9 @@ class Placement(Settings):
     weights go with the same precision only."""
     stochastic_rounding: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = True
     """Round 16-bit weights up or down at random, so that small steps are not lost; keyed, so the same everywhere."""
+    fp16_accumulation: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = False
+    """Let matrix products of float16 numbers on cuda be summed in float16, which is faster on some devices and less
+    exact; cuDNN's convolutions are no such products."""
     loss_scale: Annotated[LossScaleSetting, Field(json_schema_extra=ARITHMETIC)] = "auto"
     """What the loss is multiplied by before the backward pass and gradients divided by after it: a power of two, or
     dynamic (halved by a bad step, doubled after 2,000 good ones), or steps such as {0 epochs: 64, 30 epochs: 512}; auto

@@ -111,14 +111,16 @@ def open_session(
 
 @contextmanager
 def torch_settings(placement: Placement) -> Iterator[None]:
-    """Threads, TF32 and determinism of this process, as the placement says; restored on leaving."""
+    """Threads, TF32, sums in float16 and determinism of this process, as the placement says; restored on leaving."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = torch.get_num_threads(), matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    summed_in_fp16 = matmul.allow_fp16_accumulation
     was_deterministic, workspace = torch.are_deterministic_algorithms_enabled(), "CUBLAS_WORKSPACE_CONFIG"
     had_workspace = workspace in os.environ
     assert isinstance(placement.cpu_threads, int)
     torch.set_num_threads(placement.cpu_threads)
     matmul.allow_tf32 = cudnn.allow_tf32 = placement.precision == "tf32"
+    matmul.allow_fp16_accumulation = placement.fp16_accumulation
     cudnn.benchmark = not placement.deterministic
     if placement.deterministic:
         os.environ.setdefault(workspace, ":4096:8")
@@ -127,6 +129,7 @@ def torch_settings(placement: Placement) -> Iterator[None]:
         yield
     finally:
         threads, matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
+        matmul.allow_fp16_accumulation = summed_in_fp16
         torch.set_num_threads(threads)
         if placement.deterministic:  # this call loads torch's compiler, which takes seconds
             torch.use_deterministic_algorithms(was_deterministic)

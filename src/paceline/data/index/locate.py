@@ -37,6 +37,28 @@ def set_variable() -> str | None:
     return next((name for name in ("DATA_DIR", "DATASETS_DIR") if os.environ.get(name)), None)
 
 
+def dataset_folder(folder: Path, name: str = "") -> Path:
+    """The folder of a data set, where DATASETS_DIR names either that or its parent; `name` decides between several."""
+    parent = os.environ.get("DATASETS_DIR")
+    if set_variable() != "DATASETS_DIR" or folder != Path(parent or "") or not _may_be_parent(folder):
+        return folder
+    inside = [child for child in sorted(folder.iterdir()) if _is_dataset(child)]
+    if len(inside) > 1:
+        inside = [child for child in inside if name and name in child.name.lower()]
+    return inside[0] if len(inside) == 1 else folder
+
+
+def _may_be_parent(folder: Path) -> bool:
+    """Whether a folder can be read and is no data set itself."""
+    return os.path.isdir(folder) and os.access(folder, os.R_OK) and not _is_dataset(folder)  # noqa: PTH112
+
+
+def _is_dataset(folder: Path) -> bool:
+    with suppress(DataError):  # one that cannot be read is not meant
+        return os.path.isdir(folder) and (holds_images(folder) or _cifar_in(folder) is not None)  # noqa: PTH112
+    return False
+
+
 def locate(wanted: Data | None, folder: Path | None, progress: Progress = silent) -> tuple[Data, Path | None]:
     """Find the data set and the folder that holds it; its files tell which it is when the recipe leaves it open.
 
@@ -48,7 +70,7 @@ def locate(wanted: Data | None, folder: Path | None, progress: Progress = silent
         case Cifar():
             return wanted, _cifar_folder(wanted.name, _existing(folder, wanted.name))
         case Files():
-            return _count_images(wanted, _existing(folder, wanted.name), progress)
+            return _count_images(wanted, dataset_folder(_existing(folder, wanted.name), wanted.name), progress)
         case None:
             name = recognize(folder)
             known = Files if name == "images" else Cifar

@@ -59,13 +59,15 @@ def open_source(plan: Plan, folder: Path | None) -> Source:
             return Source(*(_split(*_shapes(split, count)) for split, count in counts.items()))
         case Cifar():
             assert folder is not None
-            return Source(*(_split(*_cifar(plan.data.name, folder, files)) for files in CIFAR_FILES[plan.data.name]))
+            training, validation = (_cifar(plan.data.name, folder, files) for files in CIFAR_FILES[plan.data.name])
+            return Source(_split(*choose_part(*training, plan.facts.images)), _split(*validation))
         case Files():
             raise AssertionError("images in files have many sizes: data.load.files decodes them")
         case Made():
+            facts = plan.facts
             return Source(
-                _generated(plan, "training", plan.data.images),
-                _generated(plan, "validation", plan.data.validation_images),
+                _generated(plan, "training", facts.images, facts.side),
+                _generated(plan, "validation", facts.validation_images, facts.evaluation_side or facts.side),
             )
 
 
@@ -92,6 +94,18 @@ def _cifar(name: str, folder: Path, files: list[str]) -> tuple[UInt8s, Int64s]:
     return np.ascontiguousarray(images), labels
 
 
+def choose_part(images: UInt8s, labels: Int64s, count: int) -> tuple[UInt8s, Int64s]:
+    """So many of the images, chosen at random but evenly from all classes; fewer ones are among more ones."""
+    if count >= len(labels):
+        return images, labels
+    draws, _, _, _ = keyed.words(keyed.key(0, "cifar fraction"), np.arange(len(labels), dtype=np.int64))
+    by_class = np.lexsort((draws, labels))
+    _, firsts, counts = np.unique(labels[by_class], return_index=True, return_counts=True)
+    ranks = (np.arange(len(labels)) - np.repeat(firsts, counts)) / np.repeat(counts, counts)
+    chosen = np.sort(by_class[np.lexsort((draws[by_class], ranks))[:count]])
+    return images[chosen], labels[chosen]
+
+
 def _shapes(split: str, count: int) -> tuple[UInt8s, Int64s]:
     """A split of `shapes`, from the cache if that is intact."""
     path = cache_folder() / f"shapes-{SHAPES_VERSION}-{split}.bin"
@@ -110,10 +124,10 @@ def _shapes(split: str, count: int) -> tuple[UInt8s, Int64s]:
     return images, labels
 
 
-def _generated(plan: Plan, split: str, count: int) -> Split:
+def _generated(plan: Plan, split: str, count: int, side: int) -> Split:
     """A pool of random images that stands for `count` of them; its size may not depend on the placement."""
     pool = min(count, POOL)
-    side, channels = plan.facts.side, plan.facts.channels
+    channels = plan.facts.channels
     size = pool * side * side * channels
     words = keyed.words(keyed.key(plan.recipe.seed, "made", split), np.arange((size + 15) // 16, dtype=np.int64))
     pixels = np.stack(words, axis=1).astype(np.uint32).view(np.uint8).reshape(-1)[:size]

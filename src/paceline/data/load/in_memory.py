@@ -31,7 +31,6 @@ class OnDeviceLoader:
     def __init__(self, plan: Plan, source: Source, replica: int, device: torch.device) -> None:
         self._plan, self._replica, self._device = plan, replica, device
         self._training, self._validation = (self._padded(split) for split in (source.training, source.validation))
-        self._pixels = torch.arange(plan.facts.side, device=device)
 
     def _padded(self, split: Split) -> tuple[Tensor, Tensor]:
         padded = pad(split.images, self._plan.recipe.augment)
@@ -83,7 +82,8 @@ class OnDeviceLoader:
         """Images and labels; the rows of `drawn` are indices, offsets and flips."""
         padded, labels = split
         indices, *offsets, flipped = drawn
-        images: Tensor = crop(padded, indices, offsets, flipped, self._pixels)
+        pixels = torch.arange(padded.shape[1] - 2 * self._plan.recipe.augment.pad, device=self._device)
+        images: Tensor = crop(padded, indices, offsets, flipped, pixels)
         return images.permute(0, 3, 1, 2), labels[indices]
 
 
