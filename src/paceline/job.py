@@ -213,13 +213,14 @@ def plan_job(
     placed: Tree,
     words: tuple[str, ...] = (),
     test: Path | None = None,
+    evaluates: bool = False,
 ) -> Job:
     """The job of settings that are known; the recipe names its data."""
     assert recipe.data is not None
     data: Data = recipe.data
     machine, launch = this_machine(), launched()
     network = tables.network_facts(recipe.model, data.facts)
-    plan = make_plan(recipe, placement, machine, network, launch)
+    plan = make_plan(recipe, placement, machine, network, launch, evaluates)
     return Job(name, plan, placement, folder, written, placed, machine, launch, words, test)
 
 
@@ -273,17 +274,23 @@ def _cleared(folder: Path) -> bool:
     return True
 
 
-def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | None = None) -> Job:
-    """The job of a run folder, on its own placement with on.* words in place of what was asked before; with `test`, one
-    that evaluates the images of that folder."""
+def stored_job(
+    folder: Path, words: list[str], data: Path | None, test: Path | None = None, evaluates: bool = False
+) -> Job:
+    """The job of a run folder, on its own placement with on.* words in place of what was asked before; one that only
+    `evaluates` takes other words too, and with `test` the images of that folder."""
     stored = stored_plan(folder)
     began = stored.recipe if test is None else _without_labels(stored.recipe)
     written, placed = (parse(dump(settings), str(folder)) for settings in (began, stored.placement))
     for word in words:
         if word.startswith("on."):
             override(placed, word.removeprefix("on."), Placement)
-        elif word.startswith("data.max_bad=") or (test and word.startswith(("data.labels=", "data.first_label="))):
-            # Says when to give up, or how other images are labeled: nothing of what is learned.
+        elif (
+            word.startswith("data.max_bad=")
+            or (evaluates and word.startswith("evaluate.limit="))
+            or (test and word.startswith(("data.labels=", "data.first_label=")))
+        ):
+            # Says when to give up, or which images are evaluated and how they are labeled: nothing of what is learned.
             override(written, word, Recipe)
         else:
             raise SpecError(
@@ -305,7 +312,16 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
         check_fingerprint(folder, settings, place)
     recipe = recipe.model_copy(update={"data": settings})
     placement = build(Placement, placed)
-    return plan_job(str(folder), recipe, placement, place, Tree(), placed, tuple(words), test)
+    return plan_job(str(folder), recipe, placement, place, Tree(), placed, tuple(words), test, evaluates)
+
+
+def evaluation_job(folder: Path, words: list[str], data: Path | None, test: Path | None = None) -> Job:
+    """The job of evaluating a run, which needs none of the layout that training had: what is not asked for, this
+    machine decides."""
+    job = stored_job(folder, ["on.replicas=auto", "on.micro_batch=auto", *words], data, test, evaluates=True)
+    if not job.plan.facts.validation_images:
+        raise DataError(f"{folder}: its data have no validation images; evaluate others with --test FOLDER")
+    return job
 
 
 def network_job(folder: Path, words: list[str], images: int | None = None) -> Job:
@@ -323,7 +339,8 @@ def network_job(folder: Path, words: list[str], images: int | None = None) -> Jo
         override(placed, word.removeprefix("on."), Placement)
     data = _as_files(folder, stored.recipe.data, images)
     augment = stored.recipe.augment.model_copy(update={"pad": 0, "python": None})
-    recipe = stored.recipe.model_copy(update={"data": data, "augment": augment})
+    evaluate = stored.recipe.evaluate.model_copy(update={"limit": None})
+    recipe = stored.recipe.model_copy(update={"data": data, "augment": augment, "evaluate": evaluate})
     return plan_job(str(folder), recipe, build(Placement, placed), None, Tree(), placed, tuple(words))
 
 

@@ -28,21 +28,29 @@ def make_plan(
     machine: Machine,
     network: NetworkFacts,
     launch: Launch | None = None,
+    evaluates: bool = False,
 ) -> Plan:
-    """Reconcile the two; the recipe names its data, and `launch` says how many processes a launcher has started."""
+    """Reconcile the two; the recipe names its data, and `launch` says how many processes a launcher has started.
+
+    A plan that only `evaluates` takes any micro-batch: nothing is normalized or mixed over it.
+    """
     data = recipe.data
     assert data is not None
     _check_files(recipe, data, placement.data_on_device)
     _check_recipe(recipe, data, network)
-    plan = Plan(recipe, _resolve(recipe, placement, data, machine, network, launch), network)
+    plan = Plan(recipe, _resolve(recipe, placement, data, machine, network, launch), network, evaluates)
     _check_length(plan)
     _check_blocks(plan)
-    _check_layout(plan)
-    _check_mixing(plan)
+    if not evaluates:
+        _check_layout(plan)
+        _check_mixing(plan)
     if recipe.on_bad_step == "stop" and plan.placement.loss_scale == "dynamic":
         raise PlanError(
             "a dynamic loss scale finds its size by bad steps; write on_bad_step=skip, or a fixed on.loss_scale"
         )
+    _check_validations(plan)
+    if plan.saves is None and plan.placement.save_offset.amount:
+        raise PlanError("on.save_offset is for saving by training, and on.save is on the clock; leave it out")
     _check_average(plan)
     return plan
 
@@ -153,7 +161,7 @@ def _check_length(plan: Plan) -> None:
     """Refuse more steps than checkpoints can be named after, and a learning rate that grows out of hand."""
     if plan.steps > MOST_STEPS:
         raise PlanError(
-            f"epochs {plan.recipe.epochs:g} of {plan.epoch_images:,} images are {plan.steps:,} steps, and a run has at "
+            f"epochs {plan.epochs:g} of {plan.epoch_images:,} images are {plan.steps:,} steps, and a run has at "
             f"most {MOST_STEPS:,}; write fewer epochs or a larger global_batch"
         )
     schedule, peak = plan.recipe.schedule, plan.peak_lr
@@ -349,6 +357,19 @@ def _check_mixing(plan: Plan) -> None:
     else:
         remedy = "no micro-batch of this recipe fits"
     raise PlanError(f"mix.block {mix.block} does not divide on.micro_batch {m}, which parts neighbors; {remedy}")
+
+
+def _check_validations(plan: Plan) -> None:
+    """Refuse validations without images, and what would follow from validations that never come."""
+    stop = plan.recipe.stop
+    if plan.validations is not None:
+        if not plan.facts.validation_images:
+            raise PlanError("the data have no validation images; write evaluate.every=never, or data.validation=10%")
+        return
+    last = plan.recipe.average.last
+    for key, value in {"stop.patience": stop.patience, "stop.target": stop.target, "average.last": last}.items():
+        if value is not None:
+            raise PlanError(f"{key} is about validations, and evaluate.every is never; leave one of them out")
 
 
 def _check_average(plan: Plan) -> None:

@@ -206,8 +206,12 @@ def trained_step(rows: list[Row]) -> int:
 
 
 def best_step(rows: list[Row], steps: list[int]) -> int | None:
-    """The step among `steps` with the best validation accuracy, the earliest of equals, if any has one."""
+    """The step among `steps` with the best validation accuracy, the earliest of equals, if any has one.
+
+    Partial validations count only where no other was made: a part of the images may be the easier part.
+    """
     validations = [row for row in latest(rows, "validation") if row["step"] in steps]
+    validations = [row for row in validations if not row.get("partial")] or validations
     return max(validations, key=lambda row: (row["top1"], -row["step"]))["step"] if validations else None
 
 

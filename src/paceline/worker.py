@@ -55,7 +55,7 @@ def main() -> None:
     request = json.loads(text)
     with visible_output(), faults_in_one_line():
         data, test = (Path(path) if path else None for path in (request["data"], request["test"]))
-        job = stored_job(Path(folder), request["words"], data, test)
+        job = stored_job(Path(folder), request["words"], data, test, evaluates=verb == "validate")
         result = _verbs()[verb](job, Path(folder), **request["arguments"])
         if job.launch is not None and job.launch.rank == 0:
             Path(request["result"]).write_text(json_text(result))

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.command.tables import show_rows
 from paceline.data.index.scan import open_index
-from paceline.job import stored_job
+from paceline.job import evaluation_job
 from paceline.progress import notify
 from paceline.record import Row
 from paceline.settings.data import Files
@@ -23,8 +23,7 @@ def run(
     folder: Path, words: list[str], selection: Selection, data: Path | None, as_json: bool, details: bool = False
 ) -> int:
     """Evaluate the newest checkpoint, a chosen one, or all that were not evaluated yet."""
-    # Evaluating needs none of the layout that training had: what is not asked for, this machine decides.
-    job = stored_job(folder, ["on.replicas=auto", "on.micro_batch=auto", *words], data, selection.test)
+    job = evaluation_job(folder, words, data, selection.test)
     steps_to_evaluate(folder, selection)  # what is missing is told before torch is loaded
     if selection.test and job.launch is None and isinstance(job.plan.data, Files):
         for note in open_index(job.plan.data, selection.test).notes:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from paceline.settings.duration import ClockInterval, ClockTime, Duration, Interval, refuse_clock
+from paceline.settings.duration import ClockInterval, ClockTime, Duration, Length, refuse_clock
 from paceline.settings.types import Count, Names, Settings
 
 LAYOUT = {"kind": "layout"}
@@ -149,12 +149,14 @@ class Placement(Settings):
     """Seconds after which a replica that does not answer is given up."""
     save: Annotated[ClockInterval, Field(json_schema_extra=KEEPING)] = Duration.parse("1 epoch")
     """How often a checkpoint is written: epochs, steps, images, % or seconds; the start and the end always are."""
+    save_offset: Annotated[Length, Field(json_schema_extra=KEEPING)] = Duration.parse("0 epochs")
+    """How long before that rhythm starts: every 4 epochs with offset 3 epochs saves after epochs 3, 7, 11, ..."""
     keep_last: Annotated[Count, Field(json_schema_extra=KEEPING)] = 3
     """How many of the newest checkpoints stay."""
     keep_best: Annotated[bool, Field(json_schema_extra=KEEPING)] = True
     """Keep the checkpoint with the best validation accuracy as well."""
-    keep_every: Annotated[Interval | None, Field(json_schema_extra=KEEPING)] = None
-    """Keep one checkpoint of each such stretch for good, such as 10 epochs."""
+    keep_every: Annotated[ClockInterval | None, Field(json_schema_extra=KEEPING)] = None
+    """Keep one checkpoint of each such stretch for good, such as 10 epochs, or 2 hours since the run began."""
     time_limit: Annotated[ClockTime | None, Field(json_schema_extra=KEEPING)] = None
     """How long one start may train, such as 4 hours: then it saves and ends with status 75, and resume continues."""
     sinks: Annotated[tuple[Literal["console", "csv", "log"], ...], Field(json_schema_extra=KEEPING)] = (

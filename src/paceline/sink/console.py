@@ -62,7 +62,7 @@ class ConsoleSink(Sink):
         self._updated_at = time.monotonic()
         self._step = 0
         self._validates = False
-        images = plan.facts.validation_images
+        images = plan.evaluated_images
         self._tasks = {
             "training": self._bar.add_task("training", total=plan.steps, numbers=""),
             "validation": self._bar.add_task("validation", total=images, numbers="images", visible=False),
@@ -152,7 +152,7 @@ class ConsoleSink(Sink):
 
     def _validation(self, row: Row) -> None:
         self._bar.reset(self._tasks["validation"], visible=False)
-        what = "EMA" if row.get("averaged") else "validation"
+        what = f"{'partial ' if row.get('partial') else ''}{'EMA' if row.get('averaged') else 'validation'}"
         top5 = f"  top-5 {row['top5']:.2%}" if self._plan.facts.classes > 5 else ""
         self._bar.console.print(
             f"epoch {row['epoch']:.2f}  {what} top-1 [bold]{row['top1']:.2%}[/bold]{top5}  "
@@ -183,7 +183,7 @@ class ConsoleSink(Sink):
     def _end(self, row: Row) -> None:
         """What came out, where it is, and what to try next."""
         folder, rows = shlex.quote(str(self._run.folder)), self._run.rows()
-        if latest(rows, "validation") and latest(rows, "report"):  # of which a damaged record may have lost all
+        if latest(rows, "report"):  # of which a damaged record may have lost all
             self._result(row, rows)
         more = "\n      paceline verify shapes/resnet8\n      paceline train cifar10/resnet20 --data FOLDER"
         self._print_whole(
@@ -193,27 +193,25 @@ class ConsoleSink(Sink):
 
     def _result(self, row: Row, rows: list[Row]) -> None:
         """How good the network is that came out, and what was wrong."""
-        folder = shlex.quote(str(self._run.folder))
         validations, reports = latest(rows, "validation"), latest(rows, "report")
-        last = validations[-1]
         count = f"{self._plan.epoch(row['step']):.3g}"
         epochs = f"{count} epoch" if count == "1" else f"{count} epochs"
-        top5 = f", top-5 {last['top5']:.2%}" if self._plan.facts.classes > 5 else ""  # five of five are always right
-        self._print_bold(
-            f"\n[bold green]top-1 {last['top1']:.2%}[/bold green]{top5} of "
-            f"{plural(last['images'], 'validation image')} after {epochs} in {long_time(reports[-1]['total_seconds'])}."
-        )
+        length = f"{epochs} in {long_time(reports[-1]['total_seconds'])}."
+        if validations:
+            self._accuracy(validations[-1], length)
+        else:
+            self._print(f"\nTrained {length}")
         if "images_per_second" in row:
             quartiles = [row["images_per_second_spread"][f"{end}_quartile"] for end in ("lower", "upper")]
             low, high = (f"{speed:,.0f}" for speed in quartiles)
             half = f" (half of the reports between {low} and {high})" if low != high else ""
             self._print(f"{row['images_per_second']:,.0f} images/s{half}.")
         saved = best_step(rows, checkpoint.saved_steps(self._run.checkpoints))
-        best = next((row for row in validations if row["step"] == saved), last)
-        if best["top1"] > last["top1"]:
+        best = next((row for row in validations if row["step"] == saved), None)
+        if best is not None and best["top1"] > validations[-1]["top1"]:
             self._print_whole(
-                f"The best checkpoint: {best['top1']:.2%} after step {saved}: paceline validate {folder} "
-                "--checkpoint best"
+                f"The best checkpoint: {best['top1']:.2%} after step {saved}: paceline validate "
+                f"{shlex.quote(str(self._run.folder))} --checkpoint best"
             )
         for average in latest(rows, "average")[-1:] if self._plan.averaged_steps else []:
             self._print_bold(
@@ -221,6 +219,13 @@ class ConsoleSink(Sink):
                 f"{plural(len(average['steps']), 'checkpoint')}: {escape(str(self._run.folder / 'averaged'))}"
             )
         self._print_problems(reports[-1])
+
+    def _accuracy(self, last: Row, length: str) -> None:
+        """What the last validation gave."""
+        top5 = f", top-5 {last['top5']:.2%}" if self._plan.facts.classes > 5 else ""  # five of five are always right
+        part = f"{last['images']:,} of " if last.get("partial") else ""
+        images = plural(last["of_images"] if part else last["images"], "validation image")
+        self._print_bold(f"\n[bold green]top-1 {last['top1']:.2%}[/bold green]{top5} of {part}{images} after {length}")
 
     def _print_problems(self, report: Row) -> None:
         damaged = quarantined(self._run.folder)
