@@ -92,7 +92,7 @@ def validate(
     most confused pairs, and the folder with the tables of all. Words place it, such as "on.device=cpu".
     """
     folder, selection = Path(run), Selection(_which(checkpoint), test=_path(test))
-    job = evaluation_job(folder, words, _path(data), selection.test)
+    job = evaluation_job(folder, list(words), _path(data), selection.test)
     steps_to_evaluate(folder, selection)
     rows, _, found = run_verb(
         "validate", job, folder, checkpoint=selection.checkpoint, every=False, details=details

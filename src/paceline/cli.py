@@ -150,6 +150,9 @@ def validate(
             help="Evaluate other images of the same classes, such as a test set.",
         ),
     ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Evaluate every checkpoint as it comes, until the run has ended.")
+    ] = False,
     details: Details = False,
     data: DataFolder = None,
     json: Json = False,
@@ -158,7 +161,8 @@ def validate(
     from paceline.command import validate as verb
     from paceline.training.selection import Selection
 
-    raise typer.Exit(verb.run(run, settings or [], Selection(checkpoint, every, test), data, json, details))
+    evaluates = verb.follow if follow else verb.run
+    raise typer.Exit(evaluates(run, settings or [], Selection(checkpoint, every, test), data, json, details))
 
 
 @app.command(epilog="Example: paceline predict runs/mine photos/ --top 3")

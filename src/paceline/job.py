@@ -22,7 +22,18 @@ from paceline.model.sources import follow_source
 from paceline.planning import Plan
 from paceline.progress import progress_bar
 from paceline.reconcile import make_plan
-from paceline.record import PLAN, RECORD, Run, Stored, recipe_changes, rows_of, store_plan, stored_plan, trained_step
+from paceline.record import (
+    FOLLOWED,
+    PLAN,
+    RECORD,
+    Run,
+    Stored,
+    recipe_changes,
+    rows_of,
+    store_plan,
+    stored_plan,
+    trained_step,
+)
 from paceline.settings import shipped
 from paceline.settings.build import build
 from paceline.settings.data import Center, Data, Files, Made, Shapes
@@ -268,7 +279,7 @@ def _cleared(folder: Path) -> bool:
     with Run(folder, "read") as run:
         if not run.try_own():
             return False
-        for name in (PLAN, RECORD, LOG, FINGERPRINT, QUARANTINE):
+        for name in (PLAN, RECORD, FOLLOWED, LOG, FINGERPRINT, QUARANTINE):
             (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return True

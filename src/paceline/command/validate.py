@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.command.tables import show_rows
 from paceline.data.index.scan import open_index
+from paceline.errors import SpecError
 from paceline.job import evaluation_job
 from paceline.progress import notify
 from paceline.record import Row
@@ -46,9 +47,25 @@ def run(
     return 0
 
 
+def follow(
+    folder: Path, words: list[str], selection: Selection, data: Path | None, as_json: bool, details: bool = False
+) -> int:
+    """Evaluate every checkpoint of a run once, as they come, until the run has ended."""
+    if selection.checkpoint is not None or selection.every or details:
+        raise SpecError("--follow evaluates every checkpoint as it comes; leave --checkpoint, --all and --details out")
+    job = evaluation_job(folder, words, data, selection.test)
+    notes = run_verb("follow", job, folder, as_json=as_json)
+    if job.launch is None or job.launch.rank == 0:
+        for note in notes:
+            notify(note)
+    return 0
+
+
 def _show(rows: list[Row]) -> None:
     """What people look for first; the record and --json have all."""
-    images = f" {plural(rows[0]['images'], 'image')} of {rows[0]['data']}" if "data" in rows[0] else ""
+    first = rows[0]
+    part = f" a part, {first['images']:,} of {first['of_images']:,} images," if "partial" in first else ""
+    images = f" {plural(first['images'], 'image')} of {first['data']}" if "data" in first else part
     print(f"evaluated{images} on {rows[0]['device']} in {rows[0]['precision']}")
     columns = ("step", "epoch", "top1", "top5", "loss", "images", "seconds", "images_per_second")
     lines: list[Row] = [{key: row[key] for key in columns} for row in rows]

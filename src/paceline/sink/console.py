@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from paceline import checkpoint
 from paceline.data.load.quarantine import QUARANTINE, quarantined
 from paceline.planning import Plan
-from paceline.record import NOT_FINITE, Row, Run, Sink, best_step, latest
+from paceline.record import NOT_FINITE, Row, Run, Sink, best_step, json_text, latest
 from paceline.settings.data import Shapes
 from paceline.terminal import Terminal
 from paceline.visible import long_time, plural
@@ -24,6 +24,13 @@ from paceline.visible import long_time, plural
 def console() -> Console:
     """The terminal; a pipe gets long lines whole."""
     return Terminal(width=None if sys.stdout.isatty() else 200)
+
+
+def show_evaluated(as_json: bool, row: Row) -> None:
+    """Print a row of an evaluation as soon as it is there."""
+    top1 = f"top-1 {row['top1']:.2%}  loss {row['loss']:.4f}  in {row['seconds']:.1f} s"
+    line = json_text(row) if as_json else f"step {row['step']}  epoch {row['epoch']:.2f}  {top1}"
+    console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class _Bar(Progress):

@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline import checkpoint
 from paceline.errors import Broken, DataError, ReadFailed
 from paceline.planning import Plan
-from paceline.record import Row, best_step, json_text
+from paceline.record import Row, best_step, json_text, judged_rows
 from paceline.settings.duration import Duration
 from paceline.settings.read import dump
 from paceline.training.requests import Stopped
@@ -32,7 +32,7 @@ def save(session: Session) -> None:
     # saved the same step again, in case somebody can mend them.
     saved = checkpoint.saved_steps(run.checkpoints)
     earlier = [step for step in saved if step <= state.step]
-    checkpoint.prune(run.checkpoints, to_keep(plan, earlier, run.rows()) | (set(saved) - set(earlier)))
+    checkpoint.prune(run.checkpoints, to_keep(plan, earlier, judged_rows(run.folder)) | (set(saved) - set(earlier)))
     run.write(
         "checkpoint",
         step=state.step,
