@@ -20,9 +20,9 @@ from paceline.visible import visible_output
 # isort: off
 from paceline.options import (
     Against, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords, Details, Device,
-    ExportFolder, ExportTo, GivenWords, Half, HeatmapFolder, Json, On, OnWords, Out, Profile, RecipeOrFolder,
+    ExportFolder, ExportTo, GivenWords, Half, HeatmapFolder, Json, NewRun, On, OnWords, Out, Profile, RecipeOrFolder,
     RecipeWord, Replicas, ResultFile, RunFolder, Seconds, SettingWords, SourceFolder, Threshold, TimeLimit, Top,
-    path_of, time_words,
+    Until, path_of, time_words,
 )  # fmt: skip
 # isort: on
 
@@ -124,12 +124,12 @@ def train(
 @app.command(epilog="Example: paceline resume runs/mine on.micro_batch=32")
 def resume(
     run: RunFolder, settings: OnWords = None, data: DataFolder = None, replicas: Replicas = None, device: Device = None,
-    time_limit: TimeLimit = None,
+    time_limit: TimeLimit = None, until: Until = None, out: NewRun = None,
 ) -> None:  # fmt: skip
     """Continue a run from its newest intact checkpoint."""
     from paceline.command import resume as verb
 
-    raise typer.Exit(verb.run(run, [*(settings or []), *time_words(time_limit)], data, replicas, device))
+    raise typer.Exit(verb.run(run, [*(settings or []), *time_words(time_limit)], data, replicas, device, until, out))
 
 
 @app.command(epilog="Example: paceline validate runs/mine --all")

@@ -60,6 +60,13 @@ Out = Annotated[
         "--out", metavar="RUN", parser=path_of, help="The run folder; one that holds the same recipe goes on."
     ),
 ]
+Until = Annotated[
+    str | None,
+    typer.Option("--until", metavar="LENGTH", help="Go on as a new run of this length, such as '120 epochs'."),
+]
+NewRun = Annotated[
+    Path | None, typer.Option("--out", metavar="NEW", parser=path_of, help="The folder of that new run.")
+]
 On = Annotated[str | None, typer.Option("--on", metavar="PLACEMENT", help="A shipped placement or a YAML file.")]
 Replicas = Annotated[int | None, typer.Option("--replicas", metavar="N", help="Short for on.replicas=N.")]
 Device = Annotated[
