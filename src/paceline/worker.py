@@ -7,12 +7,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paceline.errors import Broken, UserError
+from paceline.errors import Broken, PlanError, UserError
 from paceline.job import Job, stored_job
 from paceline.launch import MESSAGES_FOLDER, launched
 from paceline.record import json_text
@@ -79,7 +79,9 @@ def faults_in_one_line() -> Iterator[None]:
 
 def exit_with(fault: UserError) -> NoReturn:
     """End the process with one line about a fault; a local replica leaves it for its parent to print."""
-    launch, message = launched(), str(fault)
+    message, launch = str(fault), None
+    with suppress(PlanError):  # what a launcher said may be the very fault
+        launch = launched()
     if len(message) > _LONGEST:  # it repeats a very long word; what to write instead comes at the end
         message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 4 :]}"
     if launch is not None and MESSAGES_FOLDER in os.environ:
