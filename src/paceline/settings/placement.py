@@ -137,8 +137,8 @@ class Placement(Settings):
     """What decodes images in files: fast (libjpeg-turbo, and Pillow for what that refuses), pillow, or gpu (nvJPEG
     through torchvision, cropped and resized on the device); auto is fast."""
     cache: Annotated[Size, Field(json_schema_extra=LAYOUT)] = 0
-    """Memory of each replica in which encoded images stay once they are read, such as 8 GiB; 0 keeps none. All
-    threads or processes of the replica share it."""
+    """Memory of each host in which encoded images stay once they are read, such as 8 GiB; 0 keeps none. All replicas of
+    the host share it, so that a file comes over the network once for each host."""
     decoded_validation: Annotated[bool, Field(json_schema_extra=LAYOUT)] = False
     """Keep validation images decoded on disk, beside the data's index, so that each is decoded once for all runs."""
     loader_workers: Annotated[AutoCount, Field(json_schema_extra=LAYOUT)] = "auto"

@@ -70,7 +70,8 @@ class Session:
     @cached_property
     def loader(self) -> Loader:
         """Where this replica gets its images."""
-        return open_loader(self.plan, self.data_folder, self.world.replica, self.world.device, self.quarantine)
+        world, share = self.world, partial(self.world.first_on_host, "cache")
+        return open_loader(self.plan, self.data_folder, world.replica, world.device, self.quarantine, share)
 
 
 @contextmanager
