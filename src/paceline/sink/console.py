@@ -192,9 +192,11 @@ class ConsoleSink(Sink):
         folder, rows = shlex.quote(str(self._run.folder)), self._run.rows()
         if latest(rows, "report"):  # of which a damaged record may have lost all
             self._result(row, rows)
+        images = self._plan.facts.validation_images
+        verb = f"validate {folder} --details" if images else f"predict {folder} IMAGES"
         more = "\n      paceline verify shapes/resnet8\n      paceline train cifar10/resnet20 --data FOLDER"
         self._print_whole(
-            f"Run folder: {self._run.folder}\n\nNext: paceline validate {folder} --details"
+            f"Run folder: {self._run.folder}\n\nNext: paceline {verb}"
             f"{more if isinstance(self._plan.data, Shapes) else ''}\n      paceline recipes"
         )
 
