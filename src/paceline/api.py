@@ -15,8 +15,9 @@ from paceline import planning
 from paceline.command.train import begin
 from paceline.data.index.given import find_images
 from paceline.errors import INTERRUPTED, DataError, RunError
+from paceline.evaluating import evaluation_job, network_job
 from paceline.exporting.request import ExportKind, read_request
-from paceline.job import ask, evaluation_job, flag_words, make_job, network_job
+from paceline.job import ask, flag_words, make_job
 from paceline.record import Row, latest, rows_of
 from paceline.settings.read import flow
 from paceline.training.selection import Selection, steps_to_evaluate

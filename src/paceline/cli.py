@@ -19,10 +19,10 @@ from paceline.visible import visible_output
 
 # isort: off
 from paceline.options import (
-    Against, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords, Details, Device,
-    ExportFolder, ExportTo, GivenWords, Half, HeatmapFolder, Json, NewRun, On, OnWords, Out, Profile, RecipeOrFolder,
-    RecipeWord, Replicas, ResultFile, RunFolder, Seconds, SettingWords, SourceFolder, Threshold, TimeLimit, Top,
-    Until, path_of, time_words,
+    Against, All, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords, Details,
+    Device, Evaluated, ExportFolder, ExportTo, Follow, GivenWords, Half, HeatmapFolder, Json, NewRun, On, OnWords,
+    Out, Profile, RecipeOrFolder, RecipeWord, Replicas, ResultFile, RunFolder, Seconds, SettingWords, SourceFolder,
+    TestFolder, Threshold, TimeLimit, Top, Until, path_of, time_words,
 )  # fmt: skip
 # isort: on
 
@@ -134,29 +134,9 @@ def resume(
 
 @app.command(epilog="Example: paceline validate runs/mine --all")
 def validate(
-    run: RunFolder,
-    settings: OnWords = None,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option("--checkpoint", metavar="STEP|best", help="Evaluate this step's checkpoint, or the best one."),
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Evaluate every checkpoint that was not evaluated yet.")] = False,
-    test: Annotated[
-        Path | None,
-        typer.Option(
-            "--test",
-            metavar="FOLDER",
-            parser=path_of,
-            help="Evaluate other images of the same classes, such as a test set.",
-        ),
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Evaluate every checkpoint as it comes, until the run has ended.")
-    ] = False,
-    details: Details = False,
-    data: DataFolder = None,
-    json: Json = False,
-) -> None:
+    run: RunFolder, settings: OnWords = None, checkpoint: Evaluated = None, every: All = False, test: TestFolder = None,
+    follow: Follow = False, details: Details = False, data: DataFolder = None, json: Json = False,
+) -> None:  # fmt: skip
     """Validate a run's newest checkpoint, each image exactly once."""
     from paceline.command import validate as verb
     from paceline.training.selection import Selection

@@ -72,6 +72,23 @@ Replicas = Annotated[int | None, typer.Option("--replicas", metavar="N", help="S
 Device = Annotated[
     str | None, typer.Option("--device", metavar="KIND", help="Short for on.device=KIND: cpu, cuda or mps.")
 ]
+Evaluated = Annotated[
+    str | None,
+    typer.Option("--checkpoint", metavar="STEP|best", help="Evaluate this step's checkpoint, or the best one."),
+]
+All = Annotated[bool, typer.Option("--all", help="Evaluate every checkpoint that was not evaluated yet.")]
+Follow = Annotated[
+    bool, typer.Option("--follow", help="Evaluate every checkpoint as it comes, until the run has ended.")
+]
+TestFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--test",
+        metavar="FOLDER",
+        parser=path_of,
+        help="Evaluate other images of the same classes, as a test set.",
+    ),
+]
 Details = Annotated[bool, typer.Option("--details", help="Write tables of classes, confused pairs and wrong answers.")]
 TimeLimit = Annotated[
     str | None,

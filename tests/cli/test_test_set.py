@@ -247,6 +247,8 @@ def test_a_run_on_images_without_a_validation_part_is_judged_by_others(folder: P
     assert "Next: paceline predict alone IMAGES" in done.stdout
     assert not [row for row in rows_of(folder / "alone") if row["kind"] == "validation"]
     assert "its data have no validation images; evaluate others with --test" in paceline("validate", "alone").stderr
+    assert "name images to compare the export on with --images" in paceline("export", "alone").stderr
+    assert "an average is evaluated too, and cannot be here" in paceline("average", "alone").stderr
     (row,) = json.loads(paceline("validate", "alone", "--test", "data/val", "--json").stdout)
     assert row["images"] == sum(path.is_file() for path in (folder / "data/val").rglob("*"))
     assert paceline("resume", "alone").returncode == 0

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.command.tables import show_rows
 from paceline.data.index.scan import open_index
 from paceline.errors import SpecError
-from paceline.job import evaluation_job
+from paceline.evaluating import evaluation_job
 from paceline.progress import notify
 from paceline.record import Row
 from paceline.settings.data import Files

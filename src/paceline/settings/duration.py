@@ -146,9 +146,9 @@ def _run_length(value: Any, epochs: ValidatorFunctionWrapHandler) -> float | Dur
 RunLength = Annotated[
     float | Duration,
     GetPydanticSchema(
-        lambda _, handler: core_schema.no_info_wrap_validator_function(
+        lambda _, inner: core_schema.no_info_wrap_validator_function(
             _run_length,
-            handler.generate_schema(Positive),
+            inner.generate_schema(Positive),
             serialization=core_schema.plain_serializer_function_ser_schema(
                 lambda length: str(length) if isinstance(length, Duration) else length
             ),
