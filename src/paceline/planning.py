@@ -135,7 +135,7 @@ class Plan:
     @property
     def evaluation_batch(self) -> int:
         """Images evaluated at a time by one replica: without a backward pass, four micro-batches fit."""
-        return min(4 * self.micro_batch, 1024, self.evaluated_images)
+        return max(1, min(4 * self.micro_batch, 1024, self.evaluated_images))
 
     @cached_property
     def validations(self) -> Rhythm | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from paceline import checkpoint
 from paceline.command.tables import show_line
 from paceline.command.train import refuse_folder_in_use
-from paceline.errors import RunError, SpecError
+from paceline.errors import Damaged, RunError, SpecError
 from paceline.job import Job, check_apart, flag_words, plan_job, prepare_folder, stored_job
 from paceline.progress import notify
 from paceline.record import PLAN, Run, json_text, recipe_changes, rows_of, stored_plan
@@ -49,6 +50,7 @@ def longer_job(folder: Path, until: str, words: list[str], data: Path | None) ->
     """The job of a run's recipe with another length."""
     job = stored_job(folder, words, data)
     written = parse(dump(job.plan.recipe), str(folder / PLAN))
+    written.places = dict.fromkeys(written.places, str(folder / PLAN))  # its lines are others there
     override(written, f"epochs={until}", Recipe)
     recipe = build(Recipe, written)
     return plan_job(str(folder), recipe, job.asked, job.data_folder, written, job.placed, tuple(words))
@@ -85,8 +87,8 @@ def _begin_with_checkpoint(job: Job, folder: Path, out: Path) -> None:
             f"--until: {folder} has trained {plural(step, 'step')} ({plan.epoch(step):g} epochs), and this would be a "
             f"run of {plan.steps:,}; write more"
         )
-    for earlier in set(plan.averaged_steps) & set(checkpoint.saved_steps(saved)):
-        if earlier < step:
+    for earlier in {one for one in plan.averaged_steps if one < step} & set(checkpoint.saved_steps(saved)):
+        with suppress(Damaged):  # the end says what is missing in its average
             _take_over(out, earlier, checkpoint.read(saved / checkpoint.name_of(earlier)), plan.recipe)
     _take_over(out, step, files, plan.recipe)
     was = stored_plan(folder).recipe.epochs
