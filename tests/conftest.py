@@ -14,6 +14,7 @@ import pytest
 
 from command_server import command_server
 from paceline.job import plan_job
+from paceline.launch import HYDRA, OPEN_MPI
 from paceline.planning import Plan
 from paceline.record import Mode, Row, Run
 from paceline.settings.build import build
@@ -122,5 +123,5 @@ def same_start() -> None:
 
 def environment() -> dict[str, str]:
     """This environment without what a launcher, or the user's data folders, would add."""
-    drop = {"RANK", "WORLD_SIZE", "DATA_DIR", "DATASETS_DIR", "SLURM_STEP_NUM_TASKS"}
+    drop = {"RANK", "WORLD_SIZE", "DATA_DIR", "DATASETS_DIR", "SLURM_STEP_NUM_TASKS", "PMIX_RANK", *OPEN_MPI, *HYDRA}
     return {key: value for key, value in os.environ.items() if key not in drop} | {"OMP_NUM_THREADS": "1"}

@@ -15,8 +15,9 @@ from paceline import planning
 from paceline.command.train import begin
 from paceline.data.index.given import find_images
 from paceline.errors import INTERRUPTED, DataError, RunError
+from paceline.evaluating import evaluation_job, network_job
 from paceline.exporting.request import ExportKind, read_request
-from paceline.job import ask, flag_words, make_job, network_job, stored_job
+from paceline.job import ask, flag_words, make_job
 from paceline.record import Row, latest, rows_of
 from paceline.settings.read import flow
 from paceline.training.selection import Selection, steps_to_evaluate
@@ -92,7 +93,7 @@ def validate(
     most confused pairs, and the folder with the tables of all. Words place it, such as "on.device=cpu".
     """
     folder, selection = Path(run), Selection(_which(checkpoint), test=_path(test))
-    job = stored_job(folder, ["on.replicas=auto", "on.micro_batch=auto", *words], _path(data), selection.test)
+    job = evaluation_job(folder, list(words), _path(data), selection.test)
     steps_to_evaluate(folder, selection)
     rows, _, found = run_verb(
         "validate", job, folder, checkpoint=selection.checkpoint, every=False, details=details

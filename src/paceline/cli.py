@@ -16,10 +16,10 @@ from paceline.visible import visible_output
 
 # isort: off
 from paceline.options import (
-    Against, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords, Details, Device,
-    ExportFolder, ExportTo, GivenWords, Half, HeatmapFolder, Json, On, OnWords, Out, Profile, RecipeOrFolder,
-    RecipeWord, Replicas, ResultFile, RunFolder, Seconds, SettingWords, SourceFolder, Threshold, TimeLimit, Top,
-    path_of, time_words,
+    Against, All, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords, Details,
+    Device, Evaluated, ExportFolder, ExportTo, Follow, GivenWords, Half, HeatmapFolder, Json, NewRun, On, OnWords,
+    Out, Profile, RecipeOrFolder, RecipeWord, Replicas, ResultFile, RunFolder, Seconds, SettingWords, SourceFolder,
+    TestFolder, Threshold, TimeLimit, Top, Until, path_of, time_words,
 )  # fmt: skip
 # isort: on
 
@@ -66,41 +66,25 @@ def train(
 @app.command(epilog="Example: paceline resume runs/mine on.micro_batch=32")
 def resume(
     run: RunFolder, settings: OnWords = None, data: DataFolder = None, replicas: Replicas = None, device: Device = None,
-    time_limit: TimeLimit = None,
+    time_limit: TimeLimit = None, until: Until = None, out: NewRun = None,
 ) -> None:  # fmt: skip
     """Continue a run from its newest intact checkpoint."""
     from paceline.command import resume as verb
 
-    raise typer.Exit(verb.run(run, [*(settings or []), *time_words(time_limit)], data, replicas, device))
+    raise typer.Exit(verb.run(run, [*(settings or []), *time_words(time_limit)], data, replicas, device, until, out))
 
 
 @app.command(epilog="Example: paceline validate runs/mine --all")
 def validate(
-    run: RunFolder,
-    settings: OnWords = None,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option("--checkpoint", metavar="STEP|best", help="Evaluate this step's checkpoint, or the best one."),
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Evaluate every checkpoint that was not evaluated yet.")] = False,
-    test: Annotated[
-        Path | None,
-        typer.Option(
-            "--test",
-            metavar="FOLDER",
-            parser=path_of,
-            help="Evaluate other images of the same classes, such as a test set.",
-        ),
-    ] = None,
-    details: Details = False,
-    data: DataFolder = None,
-    json: Json = False,
-) -> None:
+    run: RunFolder, settings: OnWords = None, checkpoint: Evaluated = None, every: All = False, test: TestFolder = None,
+    follow: Follow = False, details: Details = False, data: DataFolder = None, json: Json = False,
+) -> None:  # fmt: skip
     """Validate a run's newest checkpoint, each image exactly once."""
     from paceline.command import validate as verb
     from paceline.training.selection import Selection
 
-    raise typer.Exit(verb.run(run, settings or [], Selection(checkpoint, every, test), data, json, details))
+    evaluates = verb.follow if follow else verb.run
+    raise typer.Exit(evaluates(run, settings or [], Selection(checkpoint, every, test), data, json, details))
 
 
 @app.command(epilog="Example: paceline predict runs/mine photos/ --top 3")

@@ -161,6 +161,7 @@ def _fit_length(images: int, given: dict[str, str], page: Recipe) -> Iterator[Ch
     norm = next(size for size in range(min(most, batch), 0, -1) if batch % size == 0)
     if norm != most:
         yield Choice("norm_batch", str(norm), f"it divides a global batch of {batch:,}")
+    assert isinstance(page.epochs, float)  # the pages that are fitted say so many epochs
     epochs = min(length.most_epochs, math.ceil(length.steps * batch / images))
     if epochs > page.epochs:
         steps = epochs * images // batch

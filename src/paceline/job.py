@@ -22,11 +22,22 @@ from paceline.model.sources import follow_source
 from paceline.planning import Plan
 from paceline.progress import progress_bar
 from paceline.reconcile import make_plan
-from paceline.record import PLAN, RECORD, Run, Stored, recipe_changes, rows_of, store_plan, stored_plan, trained_step
+from paceline.record import (
+    FOLLOWED,
+    PLAN,
+    RECORD,
+    Run,
+    Stored,
+    recipe_changes,
+    rows_of,
+    store_plan,
+    stored_plan,
+    trained_step,
+)
 from paceline.settings import shipped
 from paceline.settings.build import build
 from paceline.settings.configurations import placement_of
-from paceline.settings.data import Center, Data, Files, Made, Shapes, likeness
+from paceline.settings.data import Data, Files, Made, Shapes, likeness
 from paceline.settings.placement import Placement
 from paceline.settings.read import Tree, cut, dump, override, parse
 from paceline.settings.recipe import Recipe
@@ -34,10 +45,6 @@ from paceline.settings.schema import addresses
 from paceline.sink.log import LOG
 
 DEFAULT_RECIPE = "shapes/resnet8"
-_ALONE = (
-    "on.replicas=1", "on.micro_batch=auto", "on.graphs=auto", "on.data_on_device=auto", "on.decoded_validation=false",
-)  # fmt: skip
-"""What a placement keeps of training, or of the run's own data, and a network that is used alone has no need of."""
 
 
 @dataclass(frozen=True)
@@ -229,13 +236,14 @@ def plan_job(
     placed: Tree,
     words: tuple[str, ...] = (),
     test: Path | None = None,
+    evaluates: bool = False,
 ) -> Job:
     """The job of settings that are known; the recipe names its data."""
     assert recipe.data is not None
     data: Data = recipe.data
     machine, launch = this_machine(), launched()
     network = tables.network_facts(recipe.model, data.facts)
-    plan = make_plan(recipe, placement, machine, network, launch)
+    plan = make_plan(recipe, placement, machine, network, launch, evaluates)
     return Job(name, plan, placement, folder, written, placed, machine, launch, words, test)
 
 
@@ -283,26 +291,32 @@ def _cleared(folder: Path) -> bool:
     with Run(folder, "read") as run:
         if not run.try_own():
             return False
-        for name in (PLAN, RECORD, LOG, FINGERPRINT, QUARANTINE):
+        for name in (PLAN, RECORD, FOLLOWED, LOG, FINGERPRINT, QUARANTINE):
             (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return True
 
 
-def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | None = None) -> Job:
-    """The job of a run folder, on its own placement with on.* words in place of what was asked before; with `test`, one
-    that evaluates the images of that folder."""
+def stored_job(
+    folder: Path, words: list[str], data: Path | None, test: Path | None = None, evaluates: bool = False
+) -> Job:
+    """The job of a run folder, on its own placement with on.* words in place of what was asked before; one that only
+    `evaluates` takes other words too, and with `test` the images of that folder."""
     stored = stored_plan(folder)
     began = stored.recipe if test is None else _without_labels(stored.recipe)
     written, placed = (parse(dump(settings), str(folder)) for settings in (began, stored.placement))
     for word in words:
         if word.startswith("on."):
             override(placed, word.removeprefix("on."), Placement)
-        elif word.startswith("data.max_bad=") or (test and word.startswith(("data.labels=", "data.first_label="))):
-            # Says when to give up, or how other images are labeled: nothing of what is learned.
+        elif (
+            word.startswith("data.max_bad=")
+            or (evaluates and word.startswith("evaluate.limit="))
+            or (test and word.startswith(("data.labels=", "data.first_label=")))
+        ):
+            # Says when to give up, or which images are evaluated and how they are labeled: nothing of what is learned.
             override(written, word, Recipe)
         else:
-            raise _recipe_stays(word, "on.micro_batch=64")
+            raise recipe_stays(word, "on.micro_batch=64")
     recipe = build(Recipe, written)
     if test is not None:
         if data is not None:
@@ -319,47 +333,14 @@ def stored_job(folder: Path, words: list[str], data: Path | None, test: Path | N
         check_fingerprint(folder, settings, place)
     recipe = recipe.model_copy(update={"data": settings})
     placement = build(Placement, placed)
-    return plan_job(str(folder), recipe, placement, place, Tree(), placed, tuple(words), test)
+    return plan_job(str(folder), recipe, placement, place, Tree(), placed, tuple(words), test, evaluates)
 
 
-def _recipe_stays(word: str, example: str) -> SpecError:
+def recipe_stays(word: str, example: str) -> SpecError:
     """What is said of a word that changes no placement; one that sets nothing is most likely a second run."""
     if "=" not in word:
         return SpecError(f"'{cut(word)}' is one word too many: name one run, and settings as {example}")
     return SpecError(f"'{cut(word)}': a run keeps its recipe; only on.* words may change, such as {example}")
-
-
-def network_job(folder: Path, words: list[str], images: int | None = None) -> Job:
-    """The job of a run's trained network, without the run's data: on one replica, for so many images in files.
-
-    What decides the batch of a validation stays as it is, so that the same images give the same bits.
-    """
-    stored = stored_plan(folder)
-    placed = parse(dump(stored.placement), str(folder))
-    for word in [*_ALONE, *words]:
-        if not word.startswith("on."):
-            raise _recipe_stays(word, "on.precision=fp32")
-        override(placed, word.removeprefix("on."), Placement)
-    data = _as_files(folder, stored.recipe.data, images)
-    augment = stored.recipe.augment.model_copy(update={"pad": 0, "python": None})
-    recipe = stored.recipe.model_copy(update={"data": data, "augment": augment})
-    return plan_job(str(folder), recipe, build(Placement, placed), None, Tree(), placed, tuple(words))
-
-
-def _as_files(folder: Path, data: Data | None, images: int | None) -> Files:
-    """The settings by which images in files are evaluated as a run's validation images are."""
-    assert data is not None, "plan.yaml names the data that were found"
-    counts = {} if images is None else {"validation_images": images}
-    if isinstance(data, Files):
-        return data.model_copy(update=counts)
-    facts = data.facts
-    if facts.channels != 3:
-        raise RunError(f"{folder}: takes images of {facts.channels} channels, and those in files have 3")
-    return Files(
-        name="images", side=facts.side, evaluation=Center(name="center", short=facts.side), images=facts.images,
-        validation_images=images or facts.validation_images, classes=facts.classes, mean=data.mean, std=data.std,
-        normalize=data.normalize,
-    )  # fmt: skip
 
 
 def _without_labels(recipe: Recipe) -> Recipe:

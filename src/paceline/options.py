@@ -60,10 +60,34 @@ Out = Annotated[
         "--out", metavar="RUN", parser=path_of, help="The run folder; one that holds the same recipe goes on."
     ),
 ]
+Until = Annotated[
+    str | None,
+    typer.Option("--until", metavar="LENGTH", help="Go on as a new run of this length, such as '120 epochs'."),
+]
+NewRun = Annotated[
+    Path | None, typer.Option("--out", metavar="NEW", parser=path_of, help="The folder of that new run.")
+]
 On = Annotated[str | None, typer.Option("--on", metavar="PLACEMENT", help="A shipped placement or a YAML file.")]
 Replicas = Annotated[int | None, typer.Option("--replicas", metavar="N", help="Short for on.replicas=N.")]
 Device = Annotated[
     str | None, typer.Option("--device", metavar="KIND", help="Short for on.device=KIND: cpu, cuda or mps.")
+]
+Evaluated = Annotated[
+    str | None,
+    typer.Option("--checkpoint", metavar="STEP|best", help="Evaluate this step's checkpoint, or the best one."),
+]
+All = Annotated[bool, typer.Option("--all", help="Evaluate every checkpoint that was not evaluated yet.")]
+Follow = Annotated[
+    bool, typer.Option("--follow", help="Evaluate every checkpoint as it comes, until the run has ended.")
+]
+TestFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--test",
+        metavar="FOLDER",
+        parser=path_of,
+        help="Evaluate other images of the same classes, as a test set.",
+    ),
 ]
 Details = Annotated[bool, typer.Option("--details", help="Write tables of classes, confused pairs and wrong answers.")]
 TimeLimit = Annotated[

@@ -21,6 +21,8 @@ class Plan:
     recipe: Recipe
     placement: ResolvedPlacement
     network: NetworkFacts
+    evaluates: bool = False
+    """Whether nothing is trained by it, so that its micro-batch may be one that no step is made of."""
 
     @property
     def data(self) -> Data:
@@ -78,10 +80,21 @@ class Plan:
         return self.facts.images // self.global_batch * self.global_batch
 
     @cached_property
+    def length(self) -> Fraction:
+        """Images that the recipe asks for; the run ends with the last step that they fill."""
+        length = self.recipe.epochs
+        asked = length if isinstance(length, Duration) else Duration(Fraction(str(length)), "epochs")
+        return asked.images(self.epoch_images, self.global_batch, 0)
+
+    @cached_property
     def steps(self) -> int:
         """Optimizer steps of the whole run; epochs that were worked out from steps may be a rounding short of them."""
-        exact = Fraction(str(self.recipe.epochs)) * self.epoch_images / self.global_batch
-        return max(1, math.floor(exact * (1 + Fraction(1, 1 << 50))))
+        return max(1, math.floor(self.length / self.global_batch * (1 + Fraction(1, 1 << 50))))
+
+    @property
+    def epochs(self) -> float:
+        """Epochs that the recipe asks for."""
+        return float(self.length / self.epoch_images)
 
     @cached_property
     def warm_steps(self) -> int:
@@ -101,7 +114,7 @@ class Plan:
     @property
     def norm_replicas(self) -> int:
         """Neighboring replicas that share one norm group."""
-        return 1 if self.norm_batch is None else max(1, self.norm_batch // self.micro_batch)
+        return 1 if self.norm_batch is None or self.evaluates else max(1, self.norm_batch // self.micro_batch)
 
     @property
     def norm_total(self) -> int:
@@ -114,9 +127,33 @@ class Plan:
         return self.recipe.optimizer.lr.at(self.global_batch)
 
     @property
+    def evaluated_images(self) -> int:
+        """Images that one validation evaluates: all, unless `evaluate.limit` is less."""
+        limit, count = self.recipe.evaluate.limit, self.facts.validation_images
+        return count if limit is None else min(count, math.ceil(self.images_in(limit)))
+
+    @property
     def evaluation_batch(self) -> int:
         """Images evaluated at a time by one replica: without a backward pass, four micro-batches fit."""
-        return min(4 * self.micro_batch, 1024, self.facts.validation_images)
+        return max(1, min(4 * self.micro_batch, 1024, self.evaluated_images))
+
+    @cached_property
+    def validations(self) -> Rhythm | None:
+        """When the validation images are evaluated, apart from the end; None where they never are."""
+        evaluate = self.recipe.evaluate
+        return self.rhythm(evaluate.every, evaluate.offset) if isinstance(evaluate.every, Duration) else None
+
+    @cached_property
+    def reports(self) -> Rhythm | None:
+        """When losses are reported, apart from the end; None where the clock decides."""
+        every = self.recipe.report
+        return None if every.unit == "seconds" else self.rhythm(every)
+
+    @cached_property
+    def saves(self) -> Rhythm | None:
+        """When checkpoints are written, apart from the start and the end; None where the clock decides."""
+        every, offset = self.placement.save, self.placement.save_offset
+        return None if every.unit == "seconds" else self.rhythm(every, offset)
 
     @cached_property
     def averaged_steps(self) -> list[int]:

@@ -8,18 +8,14 @@ import math
 from paceline.errors import PlanError
 from paceline.facts import DataFacts, NetworkFacts
 from paceline.launch import Launch
+from paceline.lengths import check_lengths
 from paceline.machine import Machine
 from paceline.planning import Plan, norm_batch_of
 from paceline.settings.augment import Augment, Crop
 from paceline.settings.data import Center, Data, Files, Made
-from paceline.settings.duration import MOST_RATE
 from paceline.settings.model import External, Residual
 from paceline.settings.placement import Placement, ResolvedPlacement
 from paceline.settings.recipe import GroupNorm, Recipe
-from paceline.settings.schedule import Exponential, Stepped
-
-MOST_STEPS = 999_999_999
-"""Checkpoints are named by nine digits."""
 
 
 def make_plan(
@@ -28,22 +24,26 @@ def make_plan(
     machine: Machine,
     network: NetworkFacts,
     launch: Launch | None = None,
+    evaluates: bool = False,
 ) -> Plan:
-    """Reconcile the two; the recipe names its data, and `launch` says how many processes a launcher has started."""
+    """Reconcile the two; the recipe names its data, and `launch` says how many processes a launcher has started.
+
+    A plan that only `evaluates` takes any micro-batch: nothing is normalized or mixed over it.
+    """
     data = recipe.data
     assert data is not None
     _check_files(recipe, data, placement.data_on_device)
     _check_recipe(recipe, data, network)
-    plan = Plan(recipe, _resolve(recipe, placement, data, machine, network, launch), network)
-    _check_length(plan)
+    plan = Plan(recipe, _resolve(recipe, placement, data, machine, network, launch), network, evaluates)
+    check_lengths(plan)
     _check_blocks(plan)
-    _check_layout(plan)
-    _check_mixing(plan)
+    if not evaluates:
+        _check_layout(plan)
+        _check_mixing(plan)
     if recipe.on_bad_step == "stop" and plan.placement.loss_scale == "dynamic":
         raise PlanError(
             "a dynamic loss scale finds its size by bad steps; write on_bad_step=skip, or a fixed on.loss_scale"
         )
-    _check_average(plan)
     return plan
 
 
@@ -154,24 +154,6 @@ def _check_pictures(recipe: Recipe, facts: DataFacts, network: NetworkFacts) -> 
     # One norm group of one image, made smaller still, may end in one number for each channel.
     if norm_batch_of(recipe, network) == 1 and network.last_side * least // facts.side < 2 and least < facts.side:
         raise PlanError(f"norm_batch 1 leaves images of {least} pixels a side too little; write a larger norm_batch")
-
-
-def _check_length(plan: Plan) -> None:
-    """Refuse more steps than checkpoints can be named after, and a learning rate that grows out of hand."""
-    if plan.steps > MOST_STEPS:
-        raise PlanError(
-            f"epochs {plan.recipe.epochs:g} of {plan.epoch_images:,} images are {plan.steps:,} steps, and a run has at "
-            f"most {MOST_STEPS:,}; write fewer epochs or a larger global_batch"
-        )
-    schedule, peak = plan.recipe.schedule, plan.peak_lr
-    falls = 0.0
-    if isinstance(schedule, Stepped):
-        falls = len(schedule.drops)
-    elif isinstance(schedule, Exponential):
-        falls = float(plan.steps / plan.steps_in(schedule.every))
-    if peak and math.log(peak) + max(0.0, falls * math.log(getattr(schedule, "factor", 1.0))) > math.log(MOST_RATE):
-        key = "schedule.factor" if peak <= MOST_RATE else "optimizer.lr"
-        raise PlanError(f"{key} makes the learning rate grow beyond {MOST_RATE:g}; write a smaller one")
 
 
 def _check_blocks(plan: Plan) -> None:
@@ -361,20 +343,6 @@ def _check_mixing(plan: Plan) -> None:
     else:
         remedy = "no micro-batch of this recipe fits"
     raise PlanError(f"mix.block {mix.block} does not divide on.micro_batch {m}, which parts neighbors; {remedy}")
-
-
-def _check_average(plan: Plan) -> None:
-    last, count = plan.recipe.average.last, len(plan.averaged_steps)
-    if last is not None and (plan.recipe.stop.patience or plan.recipe.stop.target):
-        raise PlanError(
-            "average.last is for the last checkpoints of a whole run, and stop may end it before; leave one of them "
-            "out, or keep an average of the weights all along with ema.decay"
-        )
-    if last is not None and count < last:
-        raise PlanError(
-            f"average.last={last}, and of this run's steps {count} are {plan.recipe.average.every} apart; "
-            f"write average.last={count} or a shorter average.every"
-        )
 
 
 def _divisors(number: int) -> list[int]:

@@ -31,7 +31,7 @@ from paceline.settings.types import Settings
 
 Row = dict[str, Any]
 
-PLAN, RECORD = "plan.yaml", "record.jsonl"
+PLAN, RECORD, FOLLOWED = "plan.yaml", "record.jsonl", "follow.jsonl"
 Mode = Literal["own", "append", "read"]
 INTACT = "all checkpoints so far are intact"
 """What to know when the disk refuses a row."""
@@ -134,7 +134,7 @@ class Run:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = open_lock(self.folder / ".lock")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _cut_torn_line(self.folder / RECORD)
+            cut_torn_line(self.folder / RECORD)
         except BlockingIOError:
             self.close()
             raise RunError(f"{self.folder}: another process is training in this folder") from None
@@ -162,6 +162,17 @@ def rows_of(folder: Path) -> list[Row]:
     """The rows of a run's record; a line that a kill left unfinished is passed over."""
     with disk_faults(RunError, folder / RECORD, "cannot be read"):
         return [row for row in read_rows(folder / RECORD) if _is_row(row)]
+
+
+def follow_rows(folder: Path) -> list[Row]:
+    """The rows of a process that evaluates the run's checkpoints while it trains."""
+    with disk_faults(RunError, folder / FOLLOWED, "cannot be read"):
+        return [row for row in read_rows(folder / FOLLOWED) if _is_row(row)]
+
+
+def judged_rows(folder: Path) -> list[Row]:
+    """Every row that tells of a validation, wherever it was made."""
+    return rows_of(folder) + follow_rows(folder)
 
 
 _STEPPED = ("start", "report", "validation", "test", "average", "checkpoint", "stop", "end", "interrupted")
@@ -207,16 +218,21 @@ def trained_step(rows: list[Row]) -> int:
 
 
 def best_step(rows: list[Row], steps: list[int], stop: Stop) -> int | None:
-    """The step among `steps` with the best validation by `stop.metric`, the earliest of equals, if any has one."""
+    """The step among `steps` with the best validation by `stop.metric`, the earliest of equals, if any has one.
+
+    Partial validations count only where no other was made: a part of the images may be the easier part.
+    """
+    validations = [row for row in latest(rows, "validation") if row["step"] in steps]
     best: Row | None = None
-    for row in latest(rows, "validation"):
+    for row in [row for row in validations if not row.get("partial")] or validations:
         value = row.get(stop.metric)  # a loss that is not finite is null
-        if row["step"] in steps and value is not None and (best is None or stop.is_better(value, best[stop.metric])):
+        if value is not None and (best is None or stop.is_better(value, best[stop.metric])):
             best = row
     return None if best is None else int(best["step"])
 
 
-def _cut_torn_line(path: Path) -> None:
+def cut_torn_line(path: Path) -> None:
+    """Cut off half a line that a kill left at the end of a file of rows."""
     if not path.is_symlink() and is_torn(path):
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 

@@ -56,7 +56,7 @@ def _cosine(plan: Plan, schedule: Cosine, peak: float, step: int) -> float:
     stretch, warm, steps, count = Fraction(1), Fraction(plan.warm_steps), Fraction(plan.steps), Fraction(step)
     if schedule.every is not None:  # stretches are fractions of the run, so nothing is rounded to steps
         stretch, warm = plan.steps_in(schedule.every), plan.steps_in(schedule.warmup)
-        steps = plan.steps_in(Duration(Fraction(str(plan.recipe.epochs)), "epochs"))
+        steps = plan.length / plan.global_batch
         count = stretch * math.floor(step / stretch)
     climb = float(min(count + schedule.first * stretch, warm) / warm) if count < warm else 1.0
     start = warm if schedule.after_warmup else Fraction(0)

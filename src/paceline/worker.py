@@ -7,16 +7,17 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paceline.errors import Broken, UserError
+from paceline.errors import Broken, PlanError, UserError
 from paceline.job import Job, stored_job
 from paceline.launch import MESSAGES_FOLDER, launched
 from paceline.record import json_text
 from paceline.settings.read import flow
-from paceline.sink.console import console
+from paceline.sink.console import console, show_evaluated
 from paceline.visible import one_line, visible_output
 
 _LONGEST = 2800
@@ -55,7 +56,7 @@ def main() -> None:
     request = json.loads(text)
     with visible_output(), faults_in_one_line():
         data, test = (Path(path) if path else None for path in (request["data"], request["test"]))
-        job = stored_job(Path(folder), request["words"], data, test)
+        job = stored_job(Path(folder), request["words"], data, test, evaluates=verb in ("validate", "follow"))
         result = _verbs()[verb](job, Path(folder), **request["arguments"])
         if job.launch is not None and job.launch.rank == 0:
             Path(request["result"]).write_text(json_text(result))
@@ -78,7 +79,9 @@ def faults_in_one_line() -> Iterator[None]:
 
 def exit_with(fault: UserError) -> NoReturn:
     """End the process with one line about a fault; a local replica leaves it for its parent to print."""
-    launch, message = launched(), str(fault)
+    message, launch = str(fault), None
+    with suppress(PlanError):  # what a launcher said may be the very fault
+        launch = launched()
     if len(message) > _LONGEST:  # it repeats a very long word; what to write instead comes at the end
         message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 4 :]}"
     if launch is not None and MESSAGES_FOLDER in os.environ:
@@ -92,6 +95,7 @@ def exit_with(fault: UserError) -> NoReturn:
 def _verbs() -> dict[str, Verb]:
     """The verbs that run on replicas; torch is loaded here, once a plan stands."""
     from paceline.training.averaging import Method, average_run
+    from paceline.training.follow import follow_run
     from paceline.training.infer_speed import bench_infer
     from paceline.training.run import train_run
     from paceline.training.selection import Selection
@@ -104,12 +108,16 @@ def _verbs() -> dict[str, Verb]:
     def validate(job: Job, folder: Path, checkpoint: str | None, every: bool, details: bool) -> list[Any]:
         return list(validate_run(job, folder, Selection(checkpoint, every, job.test), details))
 
+    def follow(job: Job, folder: Path, as_json: bool) -> list[str]:
+        return follow_run(job, folder, Selection(test=job.test), partial(show_evaluated, as_json))
+
     def average(job: Job, folder: Path, last: int | None, decay: float | None, recalibrate: int | None) -> list[Any]:
         return list(average_run(job, folder, last, Method(decay, recalibrate)))
 
     return {
         "train": train,
         "validate": validate,
+        "follow": follow,
         "average": average,
         "bench_train": bench_train,
         "bench_infer": bench_infer,

@@ -6,6 +6,8 @@ import ctypes
 import hashlib
 import logging
 import os
+import pickle
+import platform
 import re
 import shutil
 import signal
@@ -77,6 +79,20 @@ class World:
         box = [value]
         self._checked(dist.broadcast_object_list, box, 0, group=self.host_group)
         return box[0]
+
+    def first_on_host(self, name: str, value: T) -> T:
+        """Return the value of the replica of this host that came here first; on each, it can be anything that pickles.
+
+        Every replica must call it, and once for each name.
+        """
+        if self.replicas == 1:
+            return value
+        key = f"{name}/{_this_host()}"
+        if self.store.add(f"{key}/came", 1) == 1:
+            self.store.set(key, pickle.dumps(value))
+            return value
+        first: T = pickle.loads(self._checked(self.store.get, key))
+        return first
 
     def all_equal(self, number: Tensor) -> bool:
         """Return on every replica whether a number on the device is the same on all of them."""
@@ -210,6 +226,12 @@ def _rendezvous(launch: Launch, timeout: timedelta, digest: str) -> Any:
             "start every process with the same arguments"
         )
     return store
+
+
+def _this_host() -> str:
+    """What replicas have in common that can open each other's memory: a machine, and in containers its processes."""
+    processes = Path("/proc/self/ns/pid")
+    return f"{platform.node()} {processes.readlink() if processes.is_symlink() else ''}"
 
 
 def _check_device(kind: str) -> None:

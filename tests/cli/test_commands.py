@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from conftest import SMALL, Paceline, environment, run_in
 from paceline import __version__
+from paceline.launch import OPEN_MPI
 from paceline.record import latest, rows_of
 
 COMMANDS = (
@@ -205,32 +207,55 @@ def test_recipes_and_models_list_names(paceline: Paceline) -> None:
     assert "7x7" in paceline("models", "resnet50").stdout
 
 
-def test_torchrun_and_slurm_variables_join_what_they_started(tmp_path: Path) -> None:
-    small(tmp_path)
+def torchrun(folder: Path, *words: str) -> int:
+    """The exit status of two replicas that torchrun starts."""
     run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "paceline"]
-    words = ["train", "small.yaml", "--out", "torchrun", "--device", "cpu"]
-    done = subprocess.run(
-        [*run, *words], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    slurm = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_JOB_ID": "4711"}
-    slurm |= {"SLURM_JOB_NODELIST": "localhost", "GLOO_SOCKET_IFNAME": "lo"}
-    words[3] = "slurm"
-    tasks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "paceline", *words],
-            cwd=tmp_path, env=environment() | slurm | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)},
-            stdout=subprocess.DEVNULL,
-        )
-        for task in range(2)
-    ]  # fmt: skip
-    assert [task.wait(120) for task in tasks] == [0, 0]
-    for name in ("torchrun", "slurm"):
+    return subprocess.run([*run, *words], cwd=folder, env=environment(), timeout=120, check=False).returncode
+
+
+def launched_with(folder: Path, variables: dict[str, str], *words: str) -> list[int]:
+    """The exit statuses of two processes that are told their places; RANK stands for that in the variables."""
+    processes = []
+    for rank in range(2):
+        told = {key: value.replace("RANK", str(rank)) for key, value in variables.items()}
+        run = [sys.executable, "-m", "paceline", *words]
+        processes.append(subprocess.Popen(run, cwd=folder, env=environment() | told, stdout=subprocess.DEVNULL))
+    return [process.wait(120) for process in processes]
+
+
+def test_the_variables_of_every_launcher_join_what_it_started(tmp_path: Path) -> None:
+    small(tmp_path)
+    words = ("train", "small.yaml", "--device", "cpu", "--out")
+    assert torchrun(tmp_path, *words, "torchrun") == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        common = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_PORT": str(free.getsockname()[1])}
+    places = ("RANK", "2", "RANK", "2")
+    slurm = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_JOB_NODELIST": "localhost"}
+    launchers = {
+        "slurm": slurm | {"SLURM_PROCID": "RANK", "SLURM_LOCALID": "RANK"},
+        "open-mpi": dict(zip(OPEN_MPI, places, strict=True)),
+    }
+    for name, variables in launchers.items():
+        assert launched_with(tmp_path, common | variables, *words, name) == [0, 0]
+    losses = set()
+    for name in ("torchrun", *launchers):
         rows = rows_of(tmp_path / name)
         assert rows[0]["placement"]["replicas"] == 2
         assert rows[-1]["kind"] == "end"
-    a, b = (latest(rows_of(tmp_path / name), "report")[-1]["loss"] for name in ("torchrun", "slurm"))
-    assert a == b
+        losses.add(latest(rows, "report")[-1]["loss"])
+    assert len(losses) == 1
+
+
+def test_a_process_that_cannot_find_the_others_says_so_in_one_line(tmp_path: Path) -> None:
+    small(tmp_path)
+    run = [sys.executable, "-m", "paceline", "train", "small.yaml", "--out", "run"]
+    told = environment() | {"PMIX_RANK": "1"}
+    done = subprocess.run(run, cwd=tmp_path, env=told, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: PMIX_RANK=1 says that a launcher started this process")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_verify_command_passes_on_a_small_recipe(paceline: Paceline, tmp_path: Path) -> None:

@@ -235,3 +235,17 @@ def test_data_without_a_validation_part_are_judged_whole(tmp_path: Path) -> None
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no images are here"):
         evaluation_files(Files(name="images"), NAMES, tmp_path / "empty")
+
+
+def test_a_run_on_images_without_a_validation_part_is_judged_by_others(folder: Path, paceline: Paceline) -> None:
+    train = ("train", "page.yaml", "--data", "data/train", "--out", "alone")
+    refused = paceline(*train)
+    assert "data.validation=0 evaluate.every=never to validate on none" in refused.stderr
+    done = paceline(*train, "data.validation=0", "evaluate.every=never")
+    assert done.returncode == 0, done.stderr
+    assert "Next: paceline predict alone IMAGES" in done.stdout
+    assert not [row for row in rows_of(folder / "alone") if row["kind"] == "validation"]
+    assert "its data have no validation images; evaluate others with --test" in paceline("validate", "alone").stderr
+    assert "name images to compare the export on with --images" in paceline("export", "alone", "--to=pt2").stderr
+    (row,) = json.loads(paceline("validate", "alone", "--test", "data/val", "--json").stdout)
+    assert row["images"] == sum(path.is_file() for path in (folder / "data/val").rglob("*"))

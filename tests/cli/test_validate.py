@@ -333,3 +333,32 @@ def test_one_checkpoint_is_said_to_be_no_average(run: Path, capsys: pytest.Captu
 def test_many_steps_are_shown_by_the_first_and_the_last() -> None:
     assert average._steps([6, 12, 18]) == "6, 12, 18"
     assert average._steps([400_000, 425_000, 450_000]) == "400000 to 450000 (3)"
+
+
+def evaluated(capsys: pytest.CaptureFixture[str], run: Path, *words: str) -> Row:
+    """What comes out of the newest checkpoint."""
+    assert validate.run(run, [*ONE, *words], Selection(), None, as_json=True) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    return dict(row)
+
+
+@pytest.mark.parametrize("size", [3, 1000])
+def test_any_micro_batch_evaluates_every_image(run: Path, capsys: pytest.CaptureFixture[str], size: int) -> None:
+    """Three of a norm batch of four, or more than a step has, could not train."""
+    expected = evaluated(capsys, run)
+    found = evaluated(capsys, run, f"on.micro_batch={size}")
+    assert (found["images"], found["top1"]) == (37, expected["top1"])
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+def test_replicas_evaluate_by_a_micro_batch_that_could_not_train(run: Path, paceline: Paceline) -> None:
+    done = paceline("validate", str(run), "on.replicas=2", "on.micro_batch=3", "--json", *ONE)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[0]["images"] == 37
+
+
+def test_a_part_of_the_images_is_evaluated_and_said_to_be_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = evaluated(capsys, run, "evaluate.limit=10 images")
+    assert (row["images"], row["partial"], row["of_images"]) == (10, True, 37)
+    assert validate.run(run, [*ONE, "evaluate.limit=1 steps"], Selection(), None, as_json=False) == 0
+    assert "evaluated a part, 16 of 37 images, on cpu" in capsys.readouterr().out

@@ -33,6 +33,9 @@ AMOUNTS = st.one_of(
     st.tuples(st.integers(1, 99), st.integers(1, 99)).map(lambda pair: f"{pair[0]}/{pair[1]}"),
 )
 DURATIONS = st.tuples(AMOUNTS, UNITS).map(" ".join)
+LENGTHS = st.tuples(AMOUNTS, st.sampled_from(["epochs", "steps", "images"])).map(" ".join)
+IMAGES = st.tuples(AMOUNTS, st.sampled_from(["steps", "images"])).map(" ".join)
+TIMES = st.tuples(AMOUNTS, st.sampled_from(["seconds", "minutes", "hours"])).map(" ".join)
 RATES = st.one_of(
     st.floats(0, 1e6),
     st.integers(0, 100),
@@ -105,7 +108,7 @@ RECIPES = st.fixed_dictionaries(
     {
         "model": MODELS,
         "global_batch": COUNTS,
-        "epochs": st.one_of(POSITIVE, st.integers(1, 1000)),
+        "epochs": st.one_of(POSITIVE, st.integers(1, 1000), LENGTHS),
         "optimizer": st.one_of(
             kind("sgd", {"lr": RATES}, momentum=PARTS, nesterov=st.booleans()), kind("adamw", {"lr": RATES})
         ),
@@ -143,8 +146,15 @@ RECIPES = st.fixed_dictionaries(
         ),
         "loss": st.fixed_dictionaries({}, optional={"label_smoothing": PARTS}),
         "augment": st.fixed_dictionaries({}, optional={"pad": st.integers(0, 9), "flip": st.booleans()}),
-        "evaluate": st.fixed_dictionaries({}, optional={"every": DURATIONS, "offset": DURATIONS}),
-        "report": DURATIONS,
+        "evaluate": st.fixed_dictionaries(
+            {},
+            optional={
+                "every": st.one_of(DURATIONS, st.just("never")),
+                "offset": DURATIONS,
+                "limit": st.one_of(st.none(), IMAGES),
+            },
+        ),
+        "report": st.one_of(DURATIONS, TIMES),
     },
 )
 OR_AUTO = st.one_of(st.just("auto"), COUNTS)
@@ -160,9 +170,10 @@ PLACEMENTS = st.fixed_dictionaries(
         "data_on_device": st.sampled_from(["auto", True, False]),
         "loader_workers": OR_AUTO,
         "timeout": POSITIVE,
-        "save": st.one_of(DURATIONS, st.integers(1, 99).map(lambda n: f"{n} minutes")),
+        "save": st.one_of(DURATIONS, TIMES),
+        "save_offset": DURATIONS,
         "keep_last": COUNTS,
-        "keep_every": st.one_of(st.none(), DURATIONS),
+        "keep_every": st.one_of(st.none(), DURATIONS, TIMES),
     },
 )
 

@@ -6,8 +6,10 @@ from fractions import Fraction
 
 import pytest
 
-from conftest import make_plan
+from conftest import make_plan, make_recipe
+from paceline.errors import PlanError
 from paceline.settings.duration import Duration, Rate, Rhythm
+from paceline.settings.read import dump, parse
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,8 @@ def test_a_duration_is_a_number_of_images(text: str, images: Fraction | int) -> 
 
 def test_every_4_epochs_with_offset_3_comes_after_epochs_3_7_and_11() -> None:
     plan = make_plan("epochs=12", "data.images=100", "evaluate.every=4 epochs", "evaluate.offset=3 epochs")
-    rhythm = plan.rhythm(plan.recipe.evaluate.every, plan.recipe.evaluate.offset)
+    rhythm = plan.validations
+    assert rhythm is not None
     due = [step for step in range(plan.steps + 1) if rhythm.due(step)]
     assert due == [19, 44, 69]  # the first steps after which 300, 700 and 1100 images were seen
 
@@ -120,3 +123,31 @@ def test_text_that_is_no_rate_is_refused(text: object) -> None:
 def test_a_rate_below_zero_or_not_finite_is_refused(number: float) -> None:
     with pytest.raises(ValueError, match="expected a learning rate of at least 0"):
         Rate.parse(number)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps"),
+    [("2", 12), ("2 epochs", 12), ("500 steps", 500), ("1 step", 1), ("100 images", 6), ("1/7 epochs", 1), ("0.1", 1)],
+)
+def test_the_length_of_a_run_is_a_number_of_epochs_or_any_amount(epochs: str, steps: int) -> None:
+    plan = make_plan(f"epochs={epochs}")
+    assert plan.steps == steps
+    assert parse(dump(plan.recipe), "plan").values["epochs"] == plan.recipe.model_dump()["epochs"]
+
+
+def test_epochs_with_and_without_their_unit_are_the_same_recipe() -> None:
+    assert make_recipe("epochs=2.5 epochs") == make_recipe("epochs=2.5")
+    assert make_recipe("epochs=1/3 epochs") != make_recipe(f"epochs={1 / 3}")
+
+
+def test_checkpoints_come_after_their_offset() -> None:
+    plan = make_plan("epochs=6", "on.save=2 epochs", "on.save_offset=1 epoch")
+    assert plan.saves is not None
+    assert [step for step in range(plan.steps + 1) if plan.saves.due(step)] == [6, 18, 30]
+
+
+def test_what_the_clock_decides_has_no_rhythm_of_steps() -> None:
+    plan = make_plan("report=10 seconds", "on.save=1 hour")
+    assert (plan.reports, plan.saves) == (None, None)
+    with pytest.raises(PlanError, match=r"on\.save_offset is for saving by training"):
+        make_plan("on.save=1 hour", "on.save_offset=1 epoch")

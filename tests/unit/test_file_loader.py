@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import sys
 import threading
 from contextlib import closing
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from conftest import make_plan
 from image_files import (
@@ -36,15 +38,18 @@ from paceline.augment.resized_crop import evaluation_boxes, training_boxes
 from paceline.data.index.fingerprint import digest_of
 from paceline.data.index.image_header import parse_header
 from paceline.data.load import image_files
+from paceline.data.load.cache import Cache
 from paceline.data.load.decode import decode_into
-from paceline.data.load.files import EvaluationCrops, open_decoder
-from paceline.data.load.image_files import open_splits
+from paceline.data.load.files import EvaluationCrops, FileLoader, open_decoder
+from paceline.data.load.image_files import ImageFiles, open_splits
+from paceline.data.load.loader import open_loader
 from paceline.data.load.order import training_order
 from paceline.data.load.quarantine import quarantined
 from paceline.data.load.workers import Chunk, Processes
 from paceline.errors import DataError, PlanError, ReadFailed, SpecError
 from paceline.planning import Plan
 from paceline.settings.data import Files
+from paceline.world import World
 from pictures_made import Made, split, write_folder, write_tars
 
 PICTURES = clean_pictures(40)
@@ -366,6 +371,43 @@ def test_a_cache_changes_nothing(folder: Path) -> None:
         cached = file_plan(folder, *WORDS, f"on.cache={budget}")
         assert same(trained(cached, folder, 0, 6), trained(plain, folder, 0, 6))
         assert same(judged(cached, folder), judged(plain, folder))
+
+
+def test_replicas_of_a_host_share_one_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    read = ImageFiles._read
+
+    def counted(files: ImageFiles, index: int) -> bytes:
+        reads.append(index)
+        return read(files, index)
+
+    monkeypatch.setattr(ImageFiles, "_read", counted)
+    store = HashStore()
+    for budget, kept in ((0, False), (1 << 24, True)):
+        plan = file_plan(folder, *WORDS, f"on.cache={budget}")
+        worlds = [World(torch.device("cpu"), replica, 2, PrefixStore(str(budget), store)) for replica in range(2)]
+        loaders = [
+            open_loader(plan, folder, world.replica, world.device, share=partial(world.first_on_host, "cache"))
+            for world in worlds
+        ]
+        first, second = (loader._training for loader in loaders if isinstance(loader, FileLoader))
+        reads.clear()
+        for number in range(first.count):
+            assert first.read(number) == second.read(number)
+        assert len(reads) == first.count * (1 if kept else 2)
+        for loader in loaders:
+            assert isinstance(loader, FileLoader)
+            loader.close()
+
+
+def test_replicas_of_other_hosts_have_caches_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    caches = []
+    for replica in range(4):
+        monkeypatch.setattr(platform, "node", partial("host{}".format, replica // 2))
+        caches.append(World(torch.device("cpu"), replica, 4, store).first_on_host("cache", Cache(1000, (4, 4))))
+    caches[0].put("training", 1, b"one")
+    assert [cache.get("training", 1) for cache in caches] == [b"one", b"one", None, None]
 
 
 def test_a_worker_process_may_fill_the_cache_of_its_replica_alone(folder: Path) -> None:

@@ -45,6 +45,56 @@ def test_a_bare_rank_and_world_size_are_one_host() -> None:
     assert found == Launch(1, 2, 0, 2, "127.0.0.1", 29500, store_is_there=False, attempt="0")
 
 
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "6",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "2",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "PMIX_RANK": "6",
+}
+HYDRA = {"PMI_RANK": "6", "PMI_SIZE": "8", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "4", "PMI_FD": "7"}
+DAEMON = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "gpu[1-2]"}
+"""What mpiexec's own daemon was told by the srun that started it, and hands on."""
+
+
+@pytest.mark.parametrize("mpi", [OPEN_MPI, HYDRA, OPEN_MPI | DAEMON, HYDRA | DAEMON])
+def test_the_variables_of_mpiexec_are_read(mpi: dict[str, str]) -> None:
+    assert launched(mpi | {"MASTER_ADDR": "gpu1"}) == Launch(6, 8, 2, 4, "gpu1", 29500, store_is_there=False)
+    with pytest.raises(PlanError, match=r"started 8 processes, 4 of them on this host, .* set MASTER_ADDR"):
+        launched(mpi)
+
+
+def test_processes_of_mpiexec_on_one_host_meet_there() -> None:
+    one_host = {"OMPI_COMM_WORLD_LOCAL_SIZE": "8", "MASTER_PORT": "4321"}
+    assert launched(OPEN_MPI | one_host) == Launch(6, 8, 2, 8, "127.0.0.1", 4321, store_is_there=False)
+    assert launched(HYDRA | {"MPI_LOCALNRANKS": "8"}) == Launch(6, 8, 2, 8, "127.0.0.1", 29500, store_is_there=False)
+
+
+def test_one_process_alone_is_no_launch_whoever_started_it() -> None:
+    assert launched(OPEN_MPI | dict.fromkeys(OPEN_MPI, "1")) is None
+    assert launched(HYDRA | dict.fromkeys(HYDRA, "1")) is None
+    assert launched({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "PMIX_RANK": "0"}) is None
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"PMIX_RANK": "0"}, {"PMI_RANK": "1", "PMI_SIZE": "2"}, {"RANK": "3"}, {"WORLD_SIZE": "2"}],
+)
+def test_one_of_several_that_cannot_find_the_others_does_not_train_alone(told: dict[str, str]) -> None:
+    with pytest.raises(PlanError, match=r"a launcher started this process.* to train alone, unset"):
+        launched(told)
+
+
+def test_a_bare_rank_on_several_hosts_needs_a_place_to_meet() -> None:
+    with pytest.raises(PlanError, match="set MASTER_ADDR to the name of the host of process 0"):
+        launched({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"})
+
+
+def test_a_place_that_is_no_number_is_told() -> None:
+    with pytest.raises(PlanError, match="the environment variable WORLD_SIZE is 'many', and should be a number"):
+        launched({"RANK": "0", "WORLD_SIZE": "many"})
+
+
 SLURM = {
     "SLURM_STEP_NUM_TASKS": "8",
     "SLURM_STEP_TASKS_PER_NODE": "4(x2)",

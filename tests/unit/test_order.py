@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from conftest import make_plan
-from paceline.data.load.order import Order, micro_batch_positions, training_order
+from paceline.data.load.order import Order, evaluation_images, micro_batch_positions, training_order
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
@@ -40,3 +41,13 @@ def test_the_order_does_not_depend_on_the_batch() -> None:
     small, large = make_plan("global_batch=4"), make_plan("global_batch=32", "norm_batch=4")
     positions = np.arange(300, dtype=np.int64)
     assert np.array_equal(training_order(small).images(positions), training_order(large).images(positions))
+
+
+@pytest.mark.parametrize(("limit", "count"), [("10 images", 10), ("1 step", 16), ("100 images", 37)])
+def test_a_part_of_the_validation_images_is_spread_over_all_on_any_layout(limit: str, count: int) -> None:
+    evaluated = []
+    for replicas, size in ((1, 1), (2, 4), (3, 1)):
+        plan = make_plan(f"evaluate.limit={limit}", "norm=none", f"on.replicas={replicas}", f"on.micro_batch={size}")
+        batches = [batch for replica in range(replicas) for batch in evaluation_images(plan, replica)]
+        evaluated.append(sorted(np.concatenate(batches).tolist()))
+    assert evaluated == [[37 * i // count for i in range(count)]] * 3

@@ -45,7 +45,7 @@ def test_every_placement_key_is_of_exactly_one_kind() -> None:
 def test_what_the_design_calls_layout_and_arithmetic_is_marked_so() -> None:
     assert {"replicas", "micro_batch", "loader_workers", "data_on_device"} <= set(placement.keys("layout"))
     assert {"device", "precision", "compile", "deterministic"} <= set(placement.keys("arithmetic"))
-    assert {"about", "save", "keep_last", "keep_best", "keep_every", "sinks", "time_limit"} == set(
+    assert {"about", "save", "save_offset", "keep_last", "keep_best", "keep_every", "sinks", "time_limit"} == set(
         placement.keys("keeping")
     )
 

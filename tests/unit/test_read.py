@@ -23,6 +23,8 @@ from paceline.settings.types import Settings
 SECONDS = "depends on the machine's speed; write epochs, steps, images or %"
 LR = "expected a learning rate such as 0.1, '2^-6 per image' or '0.1 per 256 images', found "
 AMOUNT = "expected an amount with its unit (epochs, steps, images or %)"
+OR_TIME = AMOUNT.replace(" or %", ", % or seconds")
+OR_NEVER = AMOUNT.replace("%", "%; or never")
 
 
 SECTION = "this is a section with keys of its own, found "
@@ -98,13 +100,12 @@ def fault_of(text: str, *words: str, model: type[Settings] = Recipe) -> str:
         ("epochs: 1", "epochs: 1\n- 3", "test.yaml:7: this is not YAML: "),
         ("lr: 0.1", "lr: fast", f"test.yaml:7: optimizer.lr: {LR}'fast'"),
         ("lr: 0.1", "lr: -0.1", "test.yaml:7: optimizer.lr: expected a learning rate of at least 0, found -0.1"),
-        ("report: 1 steps", "report: 5", f"test.yaml:10: report: {AMOUNT}, such as '5 epochs'"),
-        ("report: 1 steps", "report: soon", f"test.yaml:10: report: {AMOUNT}"),
-        ("report: 1 steps", "report: 10 seconds", f"test.yaml:10: report: '10 seconds' {SECONDS}"),
+        ("report: 1 steps", "report: 5", f"test.yaml:10: report: {OR_TIME}, such as '5 epochs'"),
+        ("report: 1 steps", "report: soon", f"test.yaml:10: report: {OR_TIME}"),
         ("report: 1 steps", "report: 0 steps", "test.yaml:10: report: "),
         ("constant", "{name: constant, warmup: 1 hour}", f"test.yaml:8: schedule.warmup: '3600 seconds' {SECONDS}"),
         ("constant", "{name: stepped, drops: [1 minutes]}", f"test.yaml:8: schedule.drops.0: '60 seconds' {SECONDS}"),
-        ("report: 1 steps", "evaluate: {every: 2 s}", f"test.yaml:10: evaluate.every: {AMOUNT}"),
+        ("report: 1 steps", "evaluate: {every: 2 s}", f"test.yaml:10: evaluate.every: {OR_NEVER}"),
         ("report: 1 steps", "evaluate:\n  every: 2 seconds", f"test.yaml:11: evaluate.every: '2 seconds' {SECONDS}"),
         ("report: 1 steps", "weight_decay: {skip_names: [a, 3]}", "test.yaml:10: weight_decay.skip_names.1: expected"),
         (
@@ -152,7 +153,8 @@ def test_a_fault_on_a_page_says_the_line_and_what_to_write(old: str, new: str, s
         ("weight_decay=1e-4", f"'weight_decay=1e-4': weight_decay: {SECTION}0.0001; write weight_decay.rate=0.0001"),
         ("clip=1", f"'clip=1': clip: {SECTION}1; write clip.value=1 or clip.norm=1 or clip.adaptive=1"),
         ("init=runs/a", f"'init=runs/a': init: {SECTION}'runs/a'; write init.from=runs/a"),
-        ("evaluate=never", f"'evaluate=never': evaluate: {SECTION}'never'; write evaluate.every=... or evaluate."),
+        ("evaluate=never", f"'evaluate=never': evaluate: {SECTION}'never'; write evaluate.every=never"),
+        ("evaluate=often", f"'evaluate=often': evaluate: {SECTION}'often'; write evaluate.every=... or evaluate."),
         ("schedule.warmup=5", f"'schedule.warmup=5': schedule.warmup: {AMOUNT}, such as '5 epochs'"),
         ("optimizer.name=sdg", "'optimizer.name=sdg': optimizer: no optimizer is named 'sdg'; there is adamw, "),
         ("optimizer=sdg", "'optimizer=sdg': optimizer: no optimizer is named 'sdg'; there is adamw, "),
@@ -184,9 +186,17 @@ def test_a_fault_on_a_page_says_the_line_and_what_to_write(old: str, new: str, s
         ("epochs.x=3", "'epochs.x=3': 'epochs' is a single value and has no keys of its own"),
         ("epochs", "'epochs': expected key=value, such as epochs=20 or optimizer.lr=0.2"),
         ("=3", "'=3': expected key=value, such as epochs=20 or optimizer.lr=0.2"),
-        ("report=5", f"'report=5': report: {AMOUNT}, such as '5 epochs'"),
-        ("report=0.25", f"'report=0.25': report: {AMOUNT}, such as '0.25 epochs'"),
-        ("report=10 seconds", f"'report=10 seconds': report: '10 seconds' {SECONDS}"),
+        ("report=5", f"'report=5': report: {OR_TIME}, such as '5 epochs'"),
+        ("report=0.25", f"'report=0.25': report: {OR_TIME}, such as '0.25 epochs'"),
+        ("evaluate.every=none", f"'evaluate.every=none': evaluate.every: {OR_NEVER}"),
+        (
+            "evaluate.limit=1 epoch",
+            "'evaluate.limit=1 epoch': evaluate.limit: '1 epoch' is no number of images; write ",
+        ),
+        ("epochs=5 stps", "'epochs=5 stps': epochs: expected an amount with its unit (epochs, steps or images)"),
+        ("epochs=10%", "'epochs=10%': epochs: '10%' would be a part of the run's own length; write epochs, steps or "),
+        ("epochs=2 hours", "'epochs=2 hours': epochs: '7200 seconds' depends on the machine's speed; write epochs, "),
+        ("epochs=0 steps", "'epochs=0 steps': epochs: must be greater than zero, such as '1 step'"),
         ("evaluate.every=0 epochs", "'evaluate.every=0 epochs': evaluate.every: "),
         ("optimizer.lr=fast", f"'optimizer.lr=fast': optimizer.lr: {LR}'fast'"),
         ("optimizer.lr=0.1.2 per image", f"'optimizer.lr=0.1.2 per image': optimizer.lr: {LR}"),
@@ -213,7 +223,8 @@ def test_a_fault_in_an_override_quotes_it(word: str, start: str) -> None:
         ("precision=8.8", "'precision=8.8': precision: expected "),
         ("data_on_device=maybe", "'data_on_device=maybe': data_on_device: expected "),
         ("save=0 epochs", "'save=0 epochs': save: "),
-        ("keep_every=5 seconds", "'keep_every=5 seconds': keep_every: "),
+        ("keep_every=0 hours", "'keep_every=0 hours': keep_every: "),
+        ("save_offset=5 seconds", f"'save_offset=5 seconds': save_offset: '5 seconds' {SECONDS}"),
         ("timeout=0", "'timeout=0': timeout: input should be greater than 0, found 0"),
         ("recompute=3", "'recompute=3': recompute: expected a list, such as [a, b], found 3"),
         ("recompute=[stem, 3]", "'recompute=[stem, 3]': recompute.1: expected text, found 3"),

@@ -22,6 +22,7 @@ from paceline.settings import shipped
 from paceline.settings.augment import AutoAugment, Crop, LogarithmicCut, RandAugment, UniformCut
 from paceline.settings.build import build
 from paceline.settings.data import Center, Files, Squash
+from paceline.settings.duration import Duration
 from paceline.settings.model import ResNet
 from paceline.settings.optimizer import Lamb, Lars, RmsProp, WeightDecay
 from paceline.settings.recipe import BatchNorm, GroupNorm, Recipe
@@ -401,8 +402,9 @@ def test_recipes_for_mlperf_end_at_its_rate_and_are_judged_when_they_were(name: 
     assert plan.recipe.norm == BatchNorm(name="batch", momentum=0.1, epsilon=1e-5)
     evaluate = plan.recipe.evaluate
     often = 1 if name in ("graphcore/resnet50-momentum-2048", "graphcore/resnet50-momentum-5120") else 4
+    assert isinstance(evaluate.every, Duration)
     assert plan.images_in(evaluate.every) == often * IMAGES
-    first = plan.recipe.epochs % 4 if "mlperf" in name else FIRST_JUDGED.get(name, 0)
+    first = plan.epochs % 4 if "mlperf" in name else FIRST_JUDGED.get(name, 0)
     assert plan.images_in(evaluate.offset) == first * IMAGES
 
 
@@ -503,7 +505,7 @@ def test_nvcnn_crops_squashes_and_falls_as_published(name: str) -> None:
 )
 def test_nvidia_changes_the_rate_once_an_epoch(name: str, warm: int) -> None:
     plan = plan_of(name)
-    epochs, steps = int(plan.recipe.epochs), IMAGES // plan.global_batch
+    epochs, steps = int(plan.epochs), IMAGES // plan.global_batch
     for epoch in (0, 1, warm - 1, warm, warm + 1, epochs // 2, epochs - 1):
         climbing = plan.peak_lr * (epoch + 1) / warm
         falling = plan.peak_lr * (1 + math.cos(math.pi * (epoch - warm) / (epochs - warm))) / 2

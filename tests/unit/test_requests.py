@@ -75,6 +75,12 @@ def test_a_single_replica_acts_after_the_step_in_which_it_is_asked() -> None:
     assert requests.stop
 
 
+def test_the_clock_of_reports_is_not_that_of_checkpoints() -> None:
+    requests = Requests(World(torch.device("cpu")), report_seconds=0)
+    requests.exchange(1)
+    assert (requests.stop, requests.save, requests.report) == (False, False, True)
+
+
 class Replica(World):
     """One of two replicas in the same process; a sum waits until it is read, when the other has sent its part."""
 

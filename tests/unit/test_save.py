@@ -16,6 +16,13 @@ from paceline.training import save
 SAVED = [0, 6, 12, 18, 24, 30, 36]
 
 
+def saved_at(**hours: float) -> list[Row]:
+    rows = [
+        {"kind": "checkpoint", "step": int(name.removeprefix("s")), "time": 9e8 + 3600 * h} for name, h in hours.items()
+    ]
+    return [{"kind": "start", "step": 0}, *rows]
+
+
 def judged(**top1: float) -> list[Row]:
     return [validation_row(int(step.removeprefix("s")), value) for step, value in top1.items()]
 
@@ -43,6 +50,14 @@ def lost(**loss: float | None) -> list[Row]:
         (("on.keep_last=1", "on.keep_every=12 steps"), [], {0, 12, 24, 36}),
         (("on.keep_last=1", "on.keep_every=2 epochs"), [], {0, 12, 24, 36}),
         (("on.keep_last=1", "on.keep_every=15 steps"), [], {0, 18, 30, 36}),
+        (
+            ("on.keep_last=1", "on.keep_every=2 hours"),
+            saved_at(s0=0, s6=1, s12=1.9, s18=2.1, s24=3, s30=6),
+            {0, 18, 30, 36},
+        ),
+        (("on.keep_last=1", "on.keep_every=2 hours"), [], {36}),  # rows that are gone have no time
+        (("on.keep_last=1",), [*judged(s6=0.9, s12=0.5), judged(s18=0.99)[0] | {"partial": True}], {6, 36}),
+        (("on.keep_last=1",), [judged(s18=0.99)[0] | {"partial": True}], {18, 36}),
         (("on.keep_last=2", "on.keep_every=50%"), judged(s24=0.3), {0, 18, 24, 30, 36}),
     ],
 )

@@ -14,6 +14,7 @@ import torch
 from conftest import make_plan, make_session
 from paceline import checkpoint
 from paceline.errors import PlanError
+from paceline.training.evaluate import validation_is_owed
 from paceline.training.loop import train
 from paceline.training.requests import Requests, Signals, Stopped
 from paceline.training.restore import restore_newest
@@ -155,3 +156,31 @@ def test_sums_in_float16_are_for_float16_on_cuda(words: tuple[str, ...]) -> None
     with pytest.raises(PlanError, match="sums products of float16 numbers on a CUDA device"):
         make_plan("on.fp16_accumulation=true", *words)
     assert make_plan("on.fp16_accumulation=true", "on.device=cuda", "on.precision=fp16").placement.fp16_accumulation
+
+
+def test_a_run_without_validations_trains_the_same_weights(tmp_path: Path, sessions: list[Session]) -> None:
+    for words in (["evaluate.every=1 step"], ["evaluate.every=never", "report=1 hour"]):
+        plan = make_plan(*words, "on.keep_best=false", "epochs=4 steps")
+        sessions.append(session := make_session(plan, tmp_path / words[0], "own"))
+        session.requests = Requests(session.world, report_seconds=0)
+        assert train(session)
+    judged, never = sessions
+    assert [row["kind"] for row in never.run.rows()] == ["checkpoint", *["report"] * 4, "checkpoint"]
+    assert sum(row["kind"] == "validation" for row in judged.run.rows()) == 4
+    losses = [[row["loss"] for row in one.run.rows() if row["kind"] == "report"] for one in sessions]
+    assert losses[0] == losses[1]
+    assert judged.state.network.checksum() == never.state.network.checksum()
+    assert not validation_is_owed(never)
+
+
+def test_a_validation_of_a_part_says_so(tmp_path: Path, sessions: list[Session]) -> None:
+    sessions.append(session := make_session(make_plan("evaluate.limit=10 images"), tmp_path, "own"))
+    assert train(session)
+    (row,) = [row for row in session.run.rows() if row["kind"] == "validation"]
+    assert (row["images"], row["partial"], row["of_images"]) == (10, True, 37)
+
+
+@pytest.mark.parametrize("word", ["stop.patience=2 validations", "stop.target=50%", "average.last=2"])
+def test_what_follows_from_validations_is_refused_where_there_are_none(word: str) -> None:
+    with pytest.raises(PlanError, match=r"is about validations, and evaluate\.every is never; leave one of them out"):
+        make_plan("evaluate.every=never", word)

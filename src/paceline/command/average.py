@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paceline.command.tables import show_rows
 from paceline.errors import SpecError
+from paceline.evaluating import check_validated
 from paceline.job import stored_job
 from paceline.progress import notify
 from paceline.record import Row, json_text
@@ -25,6 +26,7 @@ def run(
     """Average, evaluate, write RUN/averaged and print the result beside the last checkpoint's."""
     _check(last, decay, recalibrate)
     job = stored_job(folder, ["on.replicas=auto", "on.micro_batch=auto", *words], data)
+    check_validated(job, "an average is evaluated too, and cannot be here")
     steps_to_average(folder, last)  # what is missing is told before torch is loaded
     rows, notes = run_verb("average", job, folder, last=last, decay=decay, recalibrate=recalibrate)
     if job.launch is None or job.launch.rank == 0:

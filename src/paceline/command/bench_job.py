@@ -59,12 +59,12 @@ def train_job(
     recipe, more = _one_side(recipe)
     job = plan_job(name, recipe, placement, folder, written, placed)
     steps = job.plan.steps if is_counted else None
-    longer = max(recipe.epochs, math.ceil(LONGEST * recipe.global_batch / job.plan.epoch_images))
+    longer = max(job.plan.epochs, math.ceil(LONGEST * recipe.global_batch / job.plan.epoch_images))
     plan = make_plan(
         recipe.model_copy(update={"epochs": float(longer)}), placement, job.machine, job.plan.network, job.launch
     )
     _check_code(recipe)
-    return BenchJob(replace(job, plan=plan), steps, recipe.epochs, stands_for(name) + notes + more)
+    return BenchJob(replace(job, plan=plan), steps, job.plan.epochs, stands_for(name) + notes + more)
 
 
 def infer_job(
@@ -90,7 +90,7 @@ def infer_job(
         notes.append("evaluate.flip is on: each image is evaluated twice, mirrored too")
     _check_code(recipe)
     job = plan_job(name, recipe, placement, folder, written, placed)
-    return BenchJob(job, None, recipe.epochs, notes, run)
+    return BenchJob(job, None, job.plan.epochs, notes, run)
 
 
 def _placement_of(

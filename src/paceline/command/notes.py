@@ -88,7 +88,7 @@ def _length_notes(plan: Plan) -> list[str]:
             f"one step of {plan.global_batch:,} images is more than all {plan.facts.images:,} training images; "
             f"a smaller global_batch makes more steps"
         )
-    asked, actual = plan.recipe.epochs, plan.epoch(plan.steps)
+    asked, actual = plan.epochs, plan.epoch(plan.steps)
     if abs(actual - asked) > 0.01 * asked:
         steps = f"{plan.steps:,} step{'s' if plan.steps > 1 else ''}"
         notes.append(f"epochs is {asked:g}, and whole steps make {actual:.3g} ({steps})")
@@ -114,7 +114,7 @@ def _rate_notes(plan: Plan) -> list[str]:
 
 def _validation_notes(plan: Plan) -> list[str]:
     count, data = plan.facts.validation_images, plan.data
-    if count >= _FEW_VALIDATED:
+    if count >= _FEW_VALIDATED or plan.validations is None:
         return []
     asked = getattr(data, "validation", None)
     why = ""

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.command.tables import show_rows
 from paceline.data.index.given import GivenImages, find_images
 from paceline.errors import DataError, RunError, SpecError
+from paceline.evaluating import network_job
 from paceline.files import disk_faults, write_whole
-from paceline.job import flag_words, network_job
+from paceline.job import flag_words
 from paceline.progress import notify, progress_bar
 from paceline.record import json_text
 from paceline.training.selection import Selection, steps_to_evaluate

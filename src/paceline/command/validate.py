@@ -7,7 +7,8 @@ from typing import Any
 
 from paceline.command.tables import show_rows
 from paceline.data.index.scan import open_index
-from paceline.job import stored_job
+from paceline.errors import SpecError
+from paceline.evaluating import evaluation_job
 from paceline.progress import notify
 from paceline.record import Row
 from paceline.settings.data import Files
@@ -23,8 +24,7 @@ def run(
     folder: Path, words: list[str], selection: Selection, data: Path | None, as_json: bool, details: bool = False
 ) -> int:
     """Evaluate the newest checkpoint, a chosen one, or all that were not evaluated yet."""
-    # Evaluating needs none of the layout that training had: what is not asked for, this machine decides.
-    job = stored_job(folder, ["on.replicas=auto", "on.micro_batch=auto", *words], data, selection.test)
+    job = evaluation_job(folder, words, data, selection.test)
     steps_to_evaluate(folder, selection)  # what is missing is told before torch is loaded
     if selection.test and job.launch is None and isinstance(job.plan.data, Files):
         for note in open_index(job.plan.data, selection.test).notes:
@@ -47,9 +47,25 @@ def run(
     return 0
 
 
+def follow(
+    folder: Path, words: list[str], selection: Selection, data: Path | None, as_json: bool, details: bool = False
+) -> int:
+    """Evaluate every checkpoint of a run once, as they come, until the run has ended."""
+    if selection.checkpoint is not None or selection.every or details:
+        raise SpecError("--follow evaluates every checkpoint as it comes; leave --checkpoint, --all and --details out")
+    job = evaluation_job(folder, words, data, selection.test)
+    notes = run_verb("follow", job, folder, as_json=as_json)
+    if job.launch is None or job.launch.rank == 0:
+        for note in notes:
+            notify(note)
+    return 0
+
+
 def _show(rows: list[Row]) -> None:
     """What people look for first; the record and --json have all."""
-    images = f" {plural(rows[0]['images'], 'image')} of {rows[0]['data']}" if "data" in rows[0] else ""
+    first = rows[0]
+    part = f" a part, {first['images']:,} of {first['of_images']:,} images," if "partial" in first else ""
+    images = f" {plural(first['images'], 'image')} of {first['data']}" if "data" in first else part
     print(f"evaluated{images} on {rows[0]['device']} in {rows[0]['precision']}")
     columns = ("step", "epoch", "top1", "top5", "loss", "images", "seconds", "images_per_second")
     lines: list[Row] = [{key: row[key] for key in columns} for row in rows]

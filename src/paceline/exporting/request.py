@@ -15,7 +15,8 @@ from paceline.data.index.scan import open_index
 from paceline.data.index.table import Table
 from paceline.data.load.arrays import open_source
 from paceline.errors import DataError, RunError, SpecError
-from paceline.job import network_job, stored_job
+from paceline.evaluating import check_validated, network_job
+from paceline.job import stored_job
 from paceline.numpy_types import Int64s, UInt8s
 from paceline.planning import Plan
 from paceline.settings.data import Files
@@ -96,6 +97,7 @@ def _sample(run: Path, images: Sequence[str], data: Path | None) -> ComparedImag
         job = stored_job(run, ["on.replicas=1", "on.micro_batch=auto"], data)
     except DataError as fault:
         raise DataError(f"{fault}; or name other images to compare the export on with --images") from None
+    check_validated(job, "name images to compare the export on with --images")
     settings = job.plan.data
     if isinstance(settings, Files):
         assert job.data_folder is not None

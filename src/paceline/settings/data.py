@@ -31,7 +31,7 @@ Normalization = Annotated[
 ]
 
 
-Part = Annotated[float, BeforeValidator(percent), Field(gt=0, lt=1)]
+Part = Annotated[float, BeforeValidator(percent), Field(ge=0, lt=1)]
 Percent = Annotated[float, BeforeValidator(percent), Field(gt=0, le=1)]
 
 
@@ -129,7 +129,8 @@ class Files(Settings):
     evaluation_side: Pixels | None = None
     """Height and width that validation images are resized to; left out, as in training."""
     validation: Part | None = None
-    """Fraction of the images, chosen at random, that is kept for validation; for data without a validation split."""
+    """Fraction of the images, chosen at random, that is kept for validation; for data without a validation split. 0
+    keeps none, for runs with `evaluate.every: never`."""
     fraction: Percent = 1.0
     """Fraction of the training images that is used, chosen at random."""
     labels: str | None = None
@@ -147,7 +148,7 @@ class Files(Settings):
     0.1 %, or 10 images where that is more, but no more than a tenth."""
     images: ImageCount | None = None
     """How many training images there are; left out, as many as are found."""
-    validation_images: ImageCount | None = None
+    validation_images: Annotated[int, Field(ge=0, le=10**12)] | None = None
     """How many validation images there are; left out, as many as are found."""
     classes: ClassCount | None = None
     """How many classes there are; left out, as many as are found."""
@@ -200,7 +201,8 @@ class Files(Settings):
         images, validation, classes = self.images, self.validation_images, self.classes
         if self.name == "imagenet":
             published = _part_of(1_281_167, self.fraction)  # up to the rounding of each class, which the files decide
-            images, validation, classes = images or published, validation or 50_000, classes or 1000
+            validation = 50_000 if validation is None else validation
+            images, classes = images or published, classes or 1000
         return images, validation, classes or len(self.class_names or ()) or None
 
 

@@ -6,10 +6,21 @@ import math
 import re
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, PlainSerializer, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    GetCoreSchemaHandler,
+    GetPydanticSchema,
+    PlainSerializer,
+    PlainValidator,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+)
 from pydantic_core import core_schema
+
+from paceline.settings.types import Positive
 
 _WRITTEN = re.compile(r"\s*([0-9]*\.?[0-9]+(?:/[0-9]+)?)\s*(epochs?|steps?|images?|seconds?|minutes?|hours?|%)\s*")
 _LONGEST = 100
@@ -51,6 +62,11 @@ class Duration:
             return f"{text}%"
         return f"{text} {self.unit.removesuffix('s') if self.amount == 1 else self.unit}"
 
+    @property
+    def seconds(self) -> float | None:
+        """The time on the clock; None for an amount of training."""
+        return float(self.amount) if self.unit == "seconds" else None
+
     def images(self, epoch_images: int, global_batch: int, steps: int) -> Fraction:
         """How many images this amount of training sees; a percentage is of the whole run."""
         per_unit = {
@@ -73,11 +89,11 @@ class Duration:
         return {"type": "string", "pattern": f"^{_WRITTEN.pattern}$", "examples": ["5 epochs", "500 steps", "2%"]}
 
 
-def refuse_clock(value: Any) -> Duration:
+def refuse_clock(value: Any, units: str = "epochs, steps, images or %") -> Duration:
     """Reads a duration without regard to the clock: what follows that would be another run on a slow machine."""
-    duration = Duration.parse(value, "epochs, steps, images or %")
+    duration = Duration.parse(value, units)
     if duration.unit == "seconds":
-        raise ValueError(f"'{duration}' depends on the machine's speed; write epochs, steps, images or %")
+        raise ValueError(f"'{duration}' depends on the machine's speed; write {units}")
     return duration
 
 
@@ -94,6 +110,17 @@ def _clock_time(value: Any) -> Duration:
     return duration
 
 
+def _interval_or_never(value: Any) -> Duration | str:
+    return "never" if value == "never" else _refuse_nothing(refuse_clock(value, "epochs, steps, images or %; or never"))
+
+
+def _image_count(value: Any) -> Duration:
+    duration = _refuse_nothing(Duration.parse(value, "images or steps"))
+    if duration.unit not in ("images", "steps"):
+        raise ValueError(f"'{duration}' is no number of images; write images, or steps of global_batch images")
+    return duration
+
+
 _VALIDATIONS = re.compile(r"\s*([1-9][0-9]{0,8})\s+validations?\s*")
 
 
@@ -104,10 +131,47 @@ def _validations(value: Any) -> int:
     return int(match[1])
 
 
+def _run_length(value: Any, epochs: ValidatorFunctionWrapHandler) -> float | Duration:
+    """A number of epochs stays one; '500 steps' is a duration, and so are epochs that no float is equal to."""
+    if not isinstance(value, Duration) and not (isinstance(value, str) and re.search("[0-9]", value)):
+        return float(epochs(value))
+    duration = _refuse_nothing(refuse_clock(value, "epochs, steps or images"))
+    if duration.unit == "%":
+        raise ValueError(f"'{duration}' would be a part of the run's own length; write epochs, steps or images")
+    number = float(duration.amount)
+    is_number = duration.unit == "epochs" and Fraction(str(number)) == duration.amount
+    return float(epochs(number)) if is_number else duration
+
+
+RunLength = Annotated[
+    float | Duration,
+    GetPydanticSchema(
+        lambda _, inner: core_schema.no_info_wrap_validator_function(
+            _run_length,
+            inner.generate_schema(Positive),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda length: str(length) if isinstance(length, Duration) else length
+            ),
+        )
+    ),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string", "examples": ["500 steps"]}]}
+    ),
+]
+"""How long a run is: a number of epochs, or any amount of training."""
 Length = Annotated[Duration, BeforeValidator(refuse_clock)]
 """An amount of training, without regard to the clock."""
 Interval = Annotated[Length, AfterValidator(_refuse_nothing)]
 """An amount of training greater than zero, without regard to the clock."""
+IntervalOrNever = Annotated[
+    Duration | Literal["never"],
+    PlainValidator(_interval_or_never),
+    PlainSerializer(str),
+    WithJsonSchema({"type": "string", "examples": ["1 epoch", "500 steps", "never"]}),
+]
+"""An amount of training greater than zero, without regard to the clock, or never."""
+Images = Annotated[Duration, BeforeValidator(_image_count)]
+"""A number of images above zero, as such or as steps of `global_batch` images."""
 ClockInterval = Annotated[Duration, AfterValidator(_refuse_nothing)]
 """An amount greater than zero, of training or on the clock."""
 ClockTime = Annotated[Duration, BeforeValidator(_clock_time), AfterValidator(_refuse_nothing)]

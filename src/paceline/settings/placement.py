@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from paceline.settings.duration import ClockInterval, ClockTime, Duration, Interval, refuse_clock
+from paceline.settings.duration import ClockInterval, ClockTime, Duration, Length, refuse_clock
 from paceline.settings.types import Count, Names, Settings
 
 LAYOUT = {"kind": "layout"}
@@ -140,8 +140,8 @@ class Placement(Settings):
     """What decodes images in files: fast (libjpeg-turbo, and Pillow for what that refuses), pillow, or gpu (nvJPEG
     through torchvision, cropped and resized on the device); auto is fast."""
     cache: Annotated[Size, Field(json_schema_extra=LAYOUT)] = 0
-    """Memory of each replica in which encoded images stay once they are read, such as 8 GiB; 0 keeps none. All
-    threads or processes of the replica share it."""
+    """Memory of each host in which encoded images stay once they are read, such as 8 GiB; 0 keeps none. All replicas of
+    the host share it, so that a file comes over the network once for each host."""
     decoded_validation: Annotated[bool, Field(json_schema_extra=LAYOUT)] = False
     """Keep validation images decoded on disk, beside the data's index, so that each is decoded once for all runs."""
     loader_workers: Annotated[AutoCount, Field(json_schema_extra=LAYOUT)] = "auto"
@@ -152,12 +152,14 @@ class Placement(Settings):
     """Seconds after which a replica that does not answer is given up."""
     save: Annotated[ClockInterval, Field(json_schema_extra=KEEPING)] = Duration.parse("1 epoch")
     """How often a checkpoint is written: epochs, steps, images, % or seconds; the start and the end always are."""
+    save_offset: Annotated[Length, Field(json_schema_extra=KEEPING)] = Duration.parse("0 epochs")
+    """How long before that rhythm starts: every 4 epochs with offset 3 epochs saves after epochs 3, 7, 11, ..."""
     keep_last: Annotated[Count, Field(json_schema_extra=KEEPING)] = 3
     """How many of the newest checkpoints stay."""
     keep_best: Annotated[bool, Field(json_schema_extra=KEEPING)] = True
     """Keep the checkpoint with the best validation (`stop.metric`) as well."""
-    keep_every: Annotated[Interval | None, Field(json_schema_extra=KEEPING)] = None
-    """Keep one checkpoint of each such stretch for good, such as 10 epochs."""
+    keep_every: Annotated[ClockInterval | None, Field(json_schema_extra=KEEPING)] = None
+    """Keep one checkpoint of each such stretch for good, such as 10 epochs, or 2 hours since the run began."""
     time_limit: Annotated[ClockTime | None, Field(json_schema_extra=KEEPING)] = None
     """How long one start may train, such as 4 hours: then it saves and ends with status 75, and resume continues."""
     sinks: Annotated[tuple[Literal["console", "csv", "log"], ...], Field(json_schema_extra=KEEPING)] = (

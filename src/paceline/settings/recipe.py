@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from paceline.settings.augment import Augment, Mix
 from paceline.settings.data import Data, Files
-from paceline.settings.duration import Duration, Interval, Length
+from paceline.settings.duration import ClockInterval, Duration, Images, Interval, IntervalOrNever, Length, RunLength
 from paceline.settings.model import Model, split_package
 from paceline.settings.optimizer import Clip, OptimizerSettings, WeightDecay
 from paceline.settings.schedule import Schedule
@@ -88,12 +88,15 @@ class Loss(Settings):
 
 
 class Evaluate(Settings):
-    """When and how the validation images are evaluated; the end of a run always is."""
+    """When and how the validation images are evaluated; the end of a run always is, unless that is never."""
 
-    every: Interval = Duration.parse("1 epoch")
-    """How often."""
+    every: IntervalOrNever = Duration.parse("1 epoch")
+    """How often; never leaves validation to `paceline validate`, which can follow the run while it trains."""
     offset: Length = Duration.parse("0 epochs")
     """How long before the rhythm starts: every 4 epochs with offset 3 epochs evaluates after epochs 3, 7, 11, ..."""
+    limit: Images | None = None
+    """Evaluate only so many images, evenly spread over all: 2500 images, or 50 steps of global_batch images; rows of
+    the record then say that they are partial."""
     flip: bool = False
     """Evaluate by the mean of an image's scores and its mirror image's, at twice the work."""
 
@@ -135,8 +138,8 @@ class Recipe(Settings):
     """Images per optimizer step, over all replicas."""
     norm_batch: Count | None = None
     """Images that share one batch-norm statistic; left out, all images of a step do."""
-    epochs: Positive
-    """How often the training images are seen."""
+    epochs: RunLength
+    """How often the training images are seen, or any length of the run, such as 500 steps or 1000000 images."""
     drop_last: bool = False
     """Leave out the last images of an epoch if they do not fill a step; otherwise they go into the next epoch's first
     step."""
@@ -177,8 +180,8 @@ class Recipe(Settings):
     the next report, the end of the run."""
     bad_steps_in_a_row: Count = 100
     """So many bad steps in a row end the run in any case, at the next report."""
-    report: Interval = Duration.parse("0.1 epochs")
-    """How often losses are read from the device and reported."""
+    report: ClockInterval = Duration.parse("0.1 epochs")
+    """How often losses are read from the device and reported: epochs, steps, images, % or seconds."""
 
     def with_paths(self, change: Callable[[str, str], str]) -> Recipe:
         """The recipe with the paths in it changed, each by its address: files of labels and initial weights."""

@@ -20,14 +20,14 @@ class AdviceSink(Sink):
 
     def __init__(self, plan: Plan, run: Run, folder: Path | None, cores: int) -> None:
         self._plan, self._run, self._folder, self._cores = plan, run, folder, cores
-        self._rhythm = plan.rhythm(plan.recipe.report)
         self._reports, self._done = 0, False
 
     def row(self, row: Row) -> None:
         if row["kind"] != "report":
             return
         self._reports += 1
-        waits = self._reports > 1 and self._rhythm.due(row["step"]) and row["waiting"] > WAITING
+        whole = row["step"] < self._plan.steps if (rhythm := self._plan.reports) is None else rhythm.due(row["step"])
+        waits = self._reports > 1 and whole and row["waiting"] > WAITING
         if self._done or not waits or not isinstance(self._plan.data, Files) or self._folder is None:
             return
         self._done = True

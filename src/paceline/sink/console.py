@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from paceline import checkpoint
 from paceline.data.load.quarantine import QUARANTINE, quarantined
 from paceline.planning import Plan
-from paceline.record import NOT_FINITE, Row, Run, Sink, best_step, latest
+from paceline.record import NOT_FINITE, Row, Run, Sink, best_step, json_text, latest
 from paceline.settings.data import Shapes
 from paceline.terminal import Terminal
 from paceline.visible import long_time, plural
@@ -24,6 +24,13 @@ from paceline.visible import long_time, plural
 def console() -> Console:
     """The terminal; a pipe gets long lines whole."""
     return Terminal(width=None if sys.stdout.isatty() else 200)
+
+
+def show_evaluated(as_json: bool, row: Row) -> None:
+    """Print a row of an evaluation as soon as it is there."""
+    top1 = f"top-1 {row['top1']:.2%}  loss {row['loss']:.4f}  in {row['seconds']:.1f} s"
+    line = json_text(row) if as_json else f"step {row['step']}  epoch {row['epoch']:.2f}  {top1}"
+    console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class _Bar(Progress):
@@ -63,7 +70,7 @@ class ConsoleSink(Sink):
         self._updated_at = time.monotonic()
         self._step = 0
         self._validates = False
-        images = plan.facts.validation_images
+        images = plan.evaluated_images
         self._tasks = {
             "training": self._bar.add_task("training", total=plan.steps, numbers=""),
             "validation": self._bar.add_task("validation", total=images, numbers="images", visible=False),
@@ -153,7 +160,7 @@ class ConsoleSink(Sink):
 
     def _validation(self, row: Row) -> None:
         self._bar.reset(self._tasks["validation"], visible=False)
-        what = "EMA" if row.get("averaged") else "validation"
+        what = f"{'partial ' if row.get('partial') else ''}{'EMA' if row.get('averaged') else 'validation'}"
         top5 = f"  top-5 {row['top5']:.2%}" if self._plan.facts.classes > 5 else ""
         self._bar.console.print(
             f"epoch {row['epoch']:.2f}  {what} top-1 [bold]{row['top1']:.2%}[/bold]{top5}  "
@@ -184,35 +191,36 @@ class ConsoleSink(Sink):
     def _end(self, row: Row) -> None:
         """What came out, where it is, and what to try next."""
         folder, rows = shlex.quote(str(self._run.folder)), self._run.rows()
-        if latest(rows, "validation") and latest(rows, "report"):  # of which a damaged record may have lost all
+        if latest(rows, "report"):  # of which a damaged record may have lost all
             self._result(row, rows)
+        images = self._plan.facts.validation_images
+        verb = f"validate {folder} --details" if images else f"predict {folder} IMAGES"
         more = "\n      paceline verify shapes/resnet8\n      paceline train cifar10/resnet20 --data FOLDER"
         self._print_whole(
-            f"Run folder: {self._run.folder}\n\nNext: paceline validate {folder} --details"
+            f"Run folder: {self._run.folder}\n\nNext: paceline {verb}"
             f"{more if isinstance(self._plan.data, Shapes) else ''}\n      paceline recipes"
         )
 
     def _result(self, row: Row, rows: list[Row]) -> None:
         """How good the network is that came out, and what was wrong."""
-        folder = shlex.quote(str(self._run.folder))
         validations, reports = latest(rows, "validation"), latest(rows, "report")
-        last = validations[-1]
         count = f"{self._plan.epoch(row['step']):.3g}"
         epochs = f"{count} epoch" if count == "1" else f"{count} epochs"
-        top5 = f", top-5 {last['top5']:.2%}" if self._plan.facts.classes > 5 else ""  # five of five are always right
-        self._print_bold(
-            f"\n[bold green]top-1 {last['top1']:.2%}[/bold green]{top5} of "
-            f"{plural(last['images'], 'validation image')} after {epochs} in {long_time(reports[-1]['total_seconds'])}."
-        )
+        length = f"{epochs} in {long_time(reports[-1]['total_seconds'])}."
+        if validations:
+            self._accuracy(validations[-1], length)
+        else:
+            self._print(f"\nTrained {length}")
         if "images_per_second" in row:
             quartiles = [row["images_per_second_spread"][f"{end}_quartile"] for end in ("lower", "upper")]
             low, high = (f"{speed:,.0f}" for speed in quartiles)
             half = f" (half of the reports between {low} and {high})" if low != high else ""
             self._print(f"{row['images_per_second']:,.0f} images/s{half}.")
-        stop = self._plan.recipe.stop
+        stop, folder = self._plan.recipe.stop, shlex.quote(str(self._run.folder))
         saved = best_step(rows, checkpoint.saved_steps(self._run.checkpoints), stop)
-        best = next((row for row in validations if row["step"] == saved), last)
-        if best is not last and (last[stop.metric] is None or stop.is_better(best[stop.metric], last[stop.metric])):
+        best = next((row for row in validations if row["step"] == saved), None)
+        last = validations[-1] if validations else None
+        if best and last and (last[stop.metric] is None or stop.is_better(best[stop.metric], last[stop.metric])):
             value = f"{best['top1']:.2%}" if stop.metric == "top1" else f"loss {best['loss']:.4f}"
             self._print_whole(
                 f"The best checkpoint: {value} after step {saved}: paceline validate {folder} --checkpoint best"
@@ -223,6 +231,13 @@ class ConsoleSink(Sink):
                 f"{plural(len(average['steps']), 'checkpoint')}: {escape(str(self._run.folder / 'averaged'))}"
             )
         self._print_problems(reports[-1])
+
+    def _accuracy(self, last: Row, length: str) -> None:
+        """What the last validation gave."""
+        top5 = f", top-5 {last['top5']:.2%}" if self._plan.facts.classes > 5 else ""  # five of five are always right
+        part = f"{last['images']:,} of " if last.get("partial") else ""
+        images = plural(last["of_images"] if part else last["images"], "validation image")
+        self._print_bold(f"\n[bold green]top-1 {last['top1']:.2%}[/bold green]{top5} of {part}{images} after {length}")
 
     def _print_problems(self, report: Row) -> None:
         damaged = quarantined(self._run.folder)

@@ -41,7 +41,7 @@ def _with_ema(evaluation: Evaluation, averaged: bool) -> Evaluation:
 
 def evaluate_network(session: Session, hardest: int = HARDEST) -> Evaluation:
     """Evaluate the network as it is, and keep so many images; raises Stopped if a signal comes before the end."""
-    world, total = session.world, session.plan.facts.validation_images
+    world, total, there = session.world, session.plan.evaluated_images, session.plan.facts.validation_images
     sums = EvaluationSums(session.plan.facts.classes, world.device)
     hard, stopped = Hardest(min(hardest, total), world.device), sums.flat.new_zeros(1)
     seen = 0
@@ -62,11 +62,14 @@ def evaluate_network(session: Session, hardest: int = HARDEST) -> Evaluation:
     sums.flat = totals[:-1]
     row = sums.means()
     assert row["images"] == total, f"evaluated {row['images']} of {total} images"
+    if total < there:
+        row |= {"partial": True, "of_images": there}
     return Evaluation(row, sums.counts(), hard.over_replicas(world))
 
 
 def validation_is_owed(session: Session) -> bool:
     """Whether a run ended between a step and the validation that was due after it."""
     plan, state = session.plan, session.state
-    rhythm = plan.rhythm(plan.recipe.evaluate.every, plan.recipe.evaluate.offset)
-    return (state.step == plan.steps or rhythm.due(state.step)) and state.stopping.validated != state.step
+    if plan.validations is None or state.stopping.validated == state.step:
+        return False
+    return state.step == plan.steps or plan.validations.due(state.step)

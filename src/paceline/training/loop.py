@@ -17,9 +17,7 @@ from paceline.training.step import take_step
 def train(session: Session) -> bool:
     """Train from where the state stands to the end of the run; False if asked to stop before that."""
     plan, run, state, requests = session.plan, session.run, session.state, session.requests
-    reports = plan.rhythm(plan.recipe.report)
-    validations = plan.rhythm(plan.recipe.evaluate.every, plan.recipe.evaluate.offset)
-    saves = None if plan.placement.save.unit == "seconds" else plan.rhythm(plan.placement.save)
+    reports, validations, saves = plan.reports, plan.validations, plan.saves
     clock = Clock(plan, run.rows(), state.step)
 
     if state.step == 0:
@@ -35,12 +33,12 @@ def train(session: Session) -> bool:
                 take_step(session, batches)
             run.progress("training", state.step, plan.steps)
 
-            if session.is_done() or reports.due(state.step):
+            if session.is_done() or requests.report or (reports and reports.due(state.step)):
                 # Apart from validating and saving, reading the sums is the only wait for the device.
                 compare_replicas(session.world, state)
                 row = run.write("report", **clock.report(state))
                 stop_on_bad_steps(session, row)
-            if session.is_done() or validations.due(state.step):
+            if validations and (session.is_done() or validations.due(state.step)):
                 validate(session, clock)
             planned = (saves and saves.due(state.step)) or state.step in plan.averaged_steps
             if session.is_done() or planned or requests.save or requests.stop:

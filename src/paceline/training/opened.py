@@ -21,7 +21,7 @@ from paceline.data.index.table import Flag
 from paceline.data.load.decode import decode_into
 from paceline.data.load.shapes import CLASSES as SHAPES_CLASSES
 from paceline.errors import Damaged
-from paceline.job import network_job
+from paceline.evaluating import network_job
 from paceline.model.network import Network, mirrored_scores
 from paceline.model.pretrained import evaluated_weights
 from paceline.model.whole import Whole

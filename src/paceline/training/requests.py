@@ -1,5 +1,5 @@
-"""Requests to stop or to save, which a signal or a clock makes on one replica and all replicas follow after the same
-step."""
+"""Requests to stop, to save or to report: a signal or a clock makes them on one replica, and all replicas follow after
+the same step."""
 
 from __future__ import annotations
 
@@ -63,17 +63,32 @@ class _Exchange(NamedTuple):
 
     step: int
     counts: Tensor
-    """How many replicas ask to stop, and how many to save, once `work` is done."""
+    """How many replicas ask to stop, how many to save and how many to report, once `work` is done."""
     work: Work
     event: torch.cuda.Event | None
 
 
-class Requests:
-    """Stop (a signal came to some replica, or its time is up) and save (the first replica's clock says so).
+class _Alarm:
+    """Rings each time so many seconds have passed since it last rang; without seconds it never does."""
 
-    Each step sends two numbers over the host's own group, and reads those of LAG steps ago. All replicas read the same
-    sums after the same step. On an accelerator each first waits for that earlier step to be done, so that no host runs
-    far ahead of its device.
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds, self._rang_at = seconds, time.monotonic()
+
+    def rings(self) -> bool:
+        """Whether it rings now."""
+        now = time.monotonic()
+        rings = self._seconds is not None and now - self._rang_at >= self._seconds
+        if rings:
+            self._rang_at = now
+        return rings
+
+
+class Requests:
+    """Stop (a signal came to some replica, or its time is up), save and report (the first replica's clock says so).
+
+    Each step sends three numbers over the host's own group, and reads those of LAG steps ago. All replicas read the
+    same sums after the same step. On an accelerator each first waits for that earlier step to be done, so that no host
+    runs far ahead of its device.
     """
 
     def __init__(
@@ -81,16 +96,21 @@ class Requests:
         world: World,
         signals: Signals | None = None,
         save_seconds: float | None = None,
+        report_seconds: float | None = None,
         most_seconds: float | None = None,
     ) -> None:
         self._world, self._signals = world, signals or Signals()
-        self._seconds, self._most_seconds = save_seconds, most_seconds
-        self._began_at = self._saved_at = time.monotonic()
+        # Only the first replica's clock counts: those of the others would ask again a moment later.
+        seconds = (save_seconds, report_seconds) if world.first else (None, None)
+        self._saves, self._reports = (_Alarm(each) for each in seconds)
+        self._began_at, self._most_seconds = time.monotonic(), most_seconds
         self._exchanges: deque[_Exchange] = deque()
         self.stop = False
         """Whether all replicas end after this step."""
         self.save = False
         """Whether all replicas save after this step."""
+        self.report = False
+        """Whether all replicas report after this step."""
 
     @property
     def urgent(self) -> bool:
@@ -104,35 +124,28 @@ class Requests:
         return not self._signals.stop and limit is not None and time.monotonic() - self._began_at >= limit
 
     def exchange(self, step: int) -> None:
-        """Send this replica's requests after a step, and set `stop` and `save` to what all have agreed on by now."""
+        """Send this replica's requests after a step, and let its own be what all have agreed on by now."""
+        asked = [self.urgent, self._saves.rings(), self._reports.rings()]
         if self._world.replicas == 1:
-            self.stop, self.save = self.urgent, self._save_is_due()
+            self.stop, self.save, self.report = asked
             return
-        counts = torch.tensor([self.urgent, self._save_is_due()], dtype=torch.int32)
+        counts = torch.tensor(asked, dtype=torch.int32)
         event = torch.cuda.Event() if self._world.device.type == "cuda" else None
         if event:
             event.record()
         self._exchanges.append(_Exchange(step, counts, self._world.all_reduce_async(counts, on_host=True), event))
-        self.stop = self.save = False
+        self.stop = self.save = self.report = False
         if self._exchanges[0].step <= step - LAG:
-            self.stop, self.save = self._receive()
+            self.stop, self.save, self.report = self._receive()
 
     def drain(self) -> None:
         """Receive what is still on its way, after the last step of all replicas."""
         while self._exchanges:
             self._receive()
 
-    def _receive(self) -> tuple[bool, bool]:
+    def _receive(self) -> list[bool]:
         oldest = self._exchanges.popleft()
         if oldest.event:
             oldest.event.synchronize()
         oldest.work.wait()
-        stop, save = oldest.counts.tolist()
-        return stop > 0, save > 0
-
-    def _save_is_due(self) -> bool:
-        now = time.monotonic()
-        due = self._seconds is not None and self._world.first and now - self._saved_at >= self._seconds
-        if due:
-            self._saved_at = now
-        return due
+        return [count > 0 for count in oldest.counts.tolist()]

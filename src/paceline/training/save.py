@@ -12,7 +12,8 @@ from torch import Tensor
 from paceline import checkpoint
 from paceline.errors import Broken, DataError, ReadFailed
 from paceline.planning import Plan
-from paceline.record import Row, best_step, json_text
+from paceline.record import Row, best_step, json_text, judged_rows
+from paceline.settings.duration import Duration
 from paceline.settings.read import dump
 from paceline.training.requests import Stopped
 from paceline.training.session import Session
@@ -31,11 +32,12 @@ def save(session: Session) -> None:
     # saved the same step again, in case somebody can mend them.
     saved = checkpoint.saved_steps(run.checkpoints)
     earlier = [step for step in saved if step <= state.step]
-    checkpoint.prune(run.checkpoints, to_keep(plan, earlier, run.rows()) | (set(saved) - set(earlier)))
+    checkpoint.prune(run.checkpoints, to_keep(plan, earlier, judged_rows(run.folder)) | (set(saved) - set(earlier)))
     run.write(
         "checkpoint",
         step=state.step,
         epoch=plan.epoch(state.step),
+        time=time.time(),
         bytes=sum(map(len, files.values())),
         seconds=time.perf_counter() - start,
     )
@@ -55,12 +57,26 @@ def to_keep(plan: Plan, saved: list[int], rows: list[Row]) -> set[int]:
     if placement.keep_best and best is not None:
         keep.add(best)
     if placement.keep_every is not None:
-        stretch = plan.images_in(placement.keep_every)
-        firsts: dict[int, int] = {}
-        for step in saved:
-            firsts.setdefault(int(step * plan.global_batch // stretch), step)
-        keep |= set(firsts.values())
+        keep |= _firsts(plan, placement.keep_every, saved, rows)
     return keep
+
+
+def _firsts(plan: Plan, every: Duration, saved: list[int], rows: list[Row]) -> set[int]:
+    """The first checkpoint of each stretch of the training, or of the time since the run began.
+
+    What was saved a moment ago has no row yet, and so no time; it stays as the newest one.
+    """
+    if every.seconds is None:
+        stretch = plan.images_in(every)
+        stretches = {step: int(step * plan.global_batch // stretch) for step in saved}
+    else:
+        times = {row["step"]: row["time"] for row in reversed(rows) if row["kind"] == "checkpoint" and "time" in row}
+        began = min(times.values(), default=0.0)
+        stretches = {step: int((times[step] - began) // every.seconds) for step in saved if step in times}
+    firsts: dict[int, int] = {}
+    for step, number in stretches.items():
+        firsts.setdefault(number, step)
+    return set(firsts.values())
 
 
 @contextmanager

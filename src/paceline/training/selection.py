@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline import checkpoint
 from paceline.errors import RunError
-from paceline.record import Row, best_step, rows_of, stored_plan
+from paceline.record import Row, best_step, judged_rows, stored_plan
 from paceline.settings.read import cut
 
 
@@ -40,12 +40,12 @@ def steps_to_evaluate(folder: Path, selection: Selection) -> list[int]:
         raise RunError(f"{folder}: there is no checkpoint in this run yet")
     if selection.every:
         same = {"kind": selection.kind} | selection.data
-        evaluated = {row["step"] for row in rows_of(folder) if same.items() <= row.items()}
+        evaluated = {row["step"] for row in judged_rows(folder) if same.items() <= row.items()}
         return [step for step in saved if step not in evaluated]
     if selection.checkpoint is None:
         return saved[::-1]
     if selection.checkpoint == "best":
-        best = best_step(rows_of(folder), saved, stored_plan(folder).recipe.stop)
+        best = best_step(judged_rows(folder), saved, stored_plan(folder).recipe.stop)
         return saved[::-1] if best is None else [best]
     number = Path(selection.checkpoint).name.removeprefix("step-").lstrip("0") or "0"
     step = next((step for step in saved if str(step) == number), None)

@@ -70,7 +70,8 @@ class Session:
     @cached_property
     def loader(self) -> Loader:
         """Where this replica gets its images."""
-        return open_loader(self.plan, self.data_folder, self.world.replica, self.world.device, self.quarantine)
+        world, share = self.world, partial(self.world.first_on_host, "cache")
+        return open_loader(self.plan, self.data_folder, world.replica, world.device, self.quarantine, share)
 
 
 @contextmanager
@@ -95,12 +96,13 @@ def open_session(
         heard = Signals(partial(run.progress, "stopping", 0, 1))
         if signals:
             stack.enter_context(heard)
-        save, limit = plan.placement.save, plan.placement.time_limit
+        limit = plan.placement.time_limit
         requests = Requests(
             world,
             heard,
-            save_seconds=float(save.amount) if save.unit == "seconds" else None,
-            most_seconds=float(limit.amount) if signals and limit else None,
+            save_seconds=plan.placement.save.seconds,
+            report_seconds=plan.recipe.report.seconds,
+            most_seconds=limit.seconds if signals and limit else None,
         )
         yield Session(plan, world, run, requests, data_folder, quarantine)
         requests.drain()

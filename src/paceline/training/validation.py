@@ -15,7 +15,7 @@ from paceline.model.hardest import HARDEST
 from paceline.record import Row
 from paceline.sink import open_sinks
 from paceline.training.details import WRONG, details_folder, worst, write_details
-from paceline.training.evaluate import evaluate
+from paceline.training.evaluate import Evaluation, evaluate
 from paceline.training.restore import load_checkpoint
 from paceline.training.selection import Selection, steps_to_evaluate
 from paceline.training.session import Session, open_session
@@ -43,19 +43,8 @@ def validate_run(
                 quarantine.mkdir(exist_ok=True)
                 (quarantine / QUARANTINE).unlink(missing_ok=True)
         for step in _load_each(session, selection, notes):
-            start = time.perf_counter()
-            evaluation = evaluate(session, plan.facts.validation_images if details else HARDEST)
-            seconds = time.perf_counter() - start
-            row = {
-                "step": step,
-                "epoch": plan.epoch(step),
-                **evaluation.row,
-                "seconds": seconds,
-                "images_per_second": evaluation.row["images"] / seconds,
-                "device": plan.placement.device,
-                "precision": plan.placement.precision,
-                **selection.data,
-            }
+            hardest = plan.facts.validation_images if details else HARDEST
+            row, evaluation = evaluate_checkpoint(session, selection, step, hardest)
             session.run.write(selection.kind, **row)
             rows.append(row)
             if details:
@@ -68,6 +57,26 @@ def validate_run(
                 for image in (quarantined(quarantine) if quarantine else [])
             ]
     return rows, notes, found
+
+
+def evaluate_checkpoint(
+    session: Session, selection: Selection, step: int, hardest: int = HARDEST
+) -> tuple[Row, Evaluation]:
+    """Evaluate the checkpoint that is loaded; gives what a row says of it, and all that came out."""
+    plan, start = session.plan, time.perf_counter()
+    evaluation = evaluate(session, hardest)
+    seconds = time.perf_counter() - start
+    row = {
+        "step": step,
+        "epoch": plan.epoch(step),
+        **evaluation.row,
+        "seconds": seconds,
+        "images_per_second": evaluation.row["images"] / seconds,
+        "device": plan.placement.device,
+        "precision": plan.placement.precision,
+        **selection.data,
+    }
+    return row, evaluation
 
 
 def _load_each(session: Session, selection: Selection, notes: list[str]) -> Iterator[int]:

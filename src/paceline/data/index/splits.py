@@ -145,11 +145,12 @@ def _split_masks(
     if data.validation is None and not validation.any() and not whole:
         raise DataError(
             f"{folder}: there are no validation images; add a validation split (val/ beside train/, or val-*), or "
-            f"write data.validation=10% to validate on a tenth of the images"
+            f"write data.validation=10% to validate on a tenth of the images, or data.validation=0 "
+            f"evaluate.every=never to validate on none"
         )
     if data.validation is not None and validation.any():
         raise DataError(f"{folder}: the data have a validation split of their own; leave data.validation out")
-    if data.validation is not None:
+    if data.validation:
         validation = _sample_classes(images, labeled, labeled, "validation", data.validation, leave_one=True)
         if not validation.any():
             raise DataError(f"{folder}: no class has two images, so none can be set aside for validation; add images")

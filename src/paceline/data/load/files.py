@@ -48,6 +48,8 @@ thread that decodes for longer than decoding takes, each time it comes back from
 
 Opens = Callable[[], tuple[ImageFiles, ImageFiles]]
 """Opens the training and the validation images; worker processes call it again."""
+Share = Callable[[Cache], Cache]
+"""Gives all replicas of a host the cache of one of them."""
 Finish = Callable[[], tuple[Tensor, Tensor, Int64s]]
 """Waits for a batch that is being decoded; returns its images and labels on the device, and which images these are."""
 
@@ -140,10 +142,14 @@ class Crops(Protocol):
 class FileLoader:
     """Loads images in files, decoded by threads or processes of the host."""
 
-    def __init__(self, plan: Plan, opens: Opens, replica: int, device: torch.device, bad: Quarantine) -> None:
+    def __init__(
+        self, plan: Plan, opens: Opens, replica: int, device: torch.device, bad: Quarantine, share: Share | None = None
+    ) -> None:
         assert isinstance(plan.data, Files)
         self._plan, self._data, self._replica, self._device, self._bad = plan, plan.data, replica, device, bad
         self._training, self._validation = splits = opens()
+        if share is not None and plan.placement.cache:
+            self._training.cache = self._validation.cache = share(self._training.cache)
         self._decoder = ChunkDecoder(plan, splits)
         self._workers: Workers
         if plan.placement.loader_workers > MOST_THREADS:

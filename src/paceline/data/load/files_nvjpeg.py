@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.data.index.table import Flag
 from paceline.data.load.decode import MOST_PIXELS
-from paceline.data.load.files import Crops, FileLoader, Finish, Opens
+from paceline.data.load.files import Crops, FileLoader, Finish, Opens, Share
 from paceline.data.load.image_files import ImageFiles
 from paceline.data.load.quarantine import Quarantine
 from paceline.data.load.resample import resample
@@ -42,8 +42,10 @@ class NvjpegLoader(FileLoader):
     is bad. Each thread has a CUDA stream of its own, so that one's copies go on beside another's kernels.
     """
 
-    def __init__(self, plan: Plan, opens: Opens, replica: int, device: torch.device, bad: Quarantine) -> None:
-        super().__init__(plan, opens, replica, device, bad)
+    def __init__(
+        self, plan: Plan, opens: Opens, replica: int, device: torch.device, bad: Quarantine, share: Share | None = None
+    ) -> None:
+        super().__init__(plan, opens, replica, device, bad, share)
         if importlib.util.find_spec("torchvision") is None:
             raise PlanError("on.decoder=gpu needs torchvision, which is not installed; write on.decoder=fast")
         if plan.recipe.augment.python is not None:

@@ -11,7 +11,7 @@ import torch
 
 from paceline.data.load.arrays import open_source
 from paceline.data.load.batches import MicroBatch, StepBatches
-from paceline.data.load.files import FileLoader
+from paceline.data.load.files import FileLoader, Share
 from paceline.data.load.files_nvjpeg import NvjpegLoader
 from paceline.data.load.image_files import open_splits
 from paceline.data.load.in_memory import HostLoader, OnDeviceLoader, SyntheticLoader
@@ -33,13 +33,21 @@ class Loader(Protocol):
         """Where a person finds a validation image: its path, or its number."""
 
 
-def open_loader(plan: Plan, folder: Path | None, replica: int, device: torch.device, run: Path | None = None) -> Loader:
-    """The loader for a data set and a placement; images that cannot be decoded are listed in the folder `run`."""
+def open_loader(
+    plan: Plan,
+    folder: Path | None,
+    replica: int,
+    device: torch.device,
+    run: Path | None = None,
+    share: Share | None = None,
+) -> Loader:
+    """The loader for a data set and a placement; images that cannot be decoded are listed in the folder `run`, and
+    `share` gives the replicas of a host one cache."""
     if isinstance(plan.data, Files):
         assert folder is not None
         bad = Quarantine.of(run, plan.data.bad_allowed(plan.facts.images + plan.facts.validation_images))
         kind = NvjpegLoader if plan.placement.decoder == "gpu" else FileLoader
-        return kind(plan, partial(open_splits, plan, plan.data, folder), replica, device, bad)
+        return kind(plan, partial(open_splits, plan, plan.data, folder), replica, device, bad, share)
     source = open_source(plan, folder)
     if plan.data.name == "synthetic":
         return SyntheticLoader(plan, source, replica, device)

@@ -56,7 +56,10 @@ def micro_batch_positions(plan: Plan, step: int, replica: int) -> list[Int64s]:
 
 
 def evaluation_images(plan: Plan, replica: int) -> list[Int64s]:
-    """The validation images of each batch that a replica evaluates: every image is in exactly one."""
-    size, count = plan.evaluation_batch, plan.facts.validation_images
-    starts = range(0, count, size)
-    return [np.arange(a, min(a + size, count), dtype=np.int64) for a in starts[replica :: plan.replicas]]
+    """The validation images of each batch that a replica evaluates: every image is in exactly one.
+
+    A part of them is spread evenly: the first ones would be of a few classes, where images are sorted by class.
+    """
+    size, count = plan.evaluation_batch, plan.evaluated_images
+    images = np.arange(count, dtype=np.int64) * plan.facts.validation_images // count
+    return [images[start : start + size] for start in range(0, count, size)[replica :: plan.replicas]]
