@@ -130,7 +130,7 @@ RECIPES = {
 
 ENVIRONMENT = {
     "DATA_DIR", "DATASETS_DIR", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "NCCL_ALGO", "NCCL_SOCKET_IFNAME",
-    "GLOO_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME", "MASTER_ADDR",
 }  # fmt: skip
 """Variables that Paceline, torch, NCCL or gloo read."""
 
@@ -266,11 +266,12 @@ def fault_of(text: str) -> str:
     first, *rest = shlex.split(text)
     if first == "paceline":
         return fault_of_command(rest)
-    if first == "torchrun":
+    if first in ("torchrun", "mpiexec"):
         after = rest[rest.index("paceline") :] if "paceline" in rest else []
         before = rest[: len(rest) - len(after)]
-        wrong = [word for word in before if word.startswith("-") and word not in torchrun_flags()]
-        return f"torchrun has no {wrong[0]}" if wrong else fault_of_command(after[1:]) if after else ""
+        flags = torchrun_flags() if first == "torchrun" else {"-np", "--host"}
+        wrong = [word for word in before if word.startswith("-") and word not in flags]
+        return f"{first} has no {wrong[0]}" if wrong else fault_of_command(after[1:]) if after else ""
     if first.startswith("-"):
         return "" if any(first in flags_of(command) for command in commands().values()) else "no command has this flag"
     if "=" in first:
