@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from interpreted import interpret_kernels
 from paceline.model.kernels import windows
-from paceline.model.kernels.pooling import fused_bias_relu, fused_max_pool, fused_mean_pool
+from paceline.model.kernels.pooling import fused_bias_relu, fused_max_pool, mean_pool
 from paceline.model.kernels.windows import Window
 
 WINDOWS = [
@@ -50,7 +50,7 @@ def test_a_fused_max_pool_is_torch_s(window: Window, side: tuple[int, int]) -> N
 @pytest.mark.parametrize("size", [3, 5])
 def test_a_fused_mean_pool_is_torch_s(size: int, inner: bool) -> None:
     assert_same(
-        lambda x: fused_mean_pool(x, size, inner),
+        lambda x: mean_pool(x, size, inner, True),
         lambda x: F.avg_pool2d(x, size, 1, size // 2, count_include_pad=not inner),
         pictures(2, 5, 7, 9),
     )

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from paceline.model.batch import Batch, Layer
 from paceline.model.dropout import Dropout
-from paceline.model.kernels.pooling import LARGEST, fused_max_pool, fused_mean_pool
+from paceline.model.kernels.pooling import LARGEST, fused_max_pool, mean_pool
 from paceline.model.kernels.windows import Window
 from paceline.model.norm import BatchNormAct, GroupNormAct, NormAct, ProxyNormAct, Role
 from paceline.settings.model import Activation
@@ -45,8 +45,10 @@ class BlurredConv(nn.Conv2d):
     """A convolution of a picture blurred by weights of 1, 2, 1 in both directions, so that a stride skips nothing."""
 
     def forward(self, x: Tensor) -> Tensor:
-        # Means over two neighbors, twice, are these weights; zeros lie around the picture.
-        return super().forward(F.avg_pool2d(F.avg_pool2d(x, 2, 1, padding=1), 2, 1))
+        # Means over two neighbors, twice, are these weights; zeros lie around the picture. They are put there by hand
+        # on CUDA, where torch up to 2.13 has wrong gradients for padded means in channels-last order.
+        means = F.avg_pool2d(F.pad(x, (1, 1, 1, 1)), 2, 1) if x.is_cuda else F.avg_pool2d(x, 2, 1, padding=1)
+        return super().forward(F.avg_pool2d(means, 2, 1))
 
 
 class SameConv(nn.Conv2d):
@@ -111,8 +113,9 @@ class MeanPool(nn.Module):
         self.size, self.inner = size, inner
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.fused and not torch.compiler.is_compiling():
-            return fused_mean_pool(x, self.size, self.inner)
+        # On CUDA, torch up to 2.13 gives such means in channels-last order the gradients of other pixels.
+        if (self.fused or x.is_cuda) and not torch.compiler.is_compiling():
+            return mean_pool(x, self.size, self.inner, self.fused)
         return F.avg_pool2d(x, self.size, 1, self.size // 2, count_include_pad=not self.inner)
 
 

@@ -22,9 +22,9 @@ def fused_max_pool(x: Tensor, window: Window) -> Tensor:
     return y
 
 
-def fused_mean_pool(x: Tensor, size: int, inner: bool) -> Tensor:
+def mean_pool(x: Tensor, size: int, inner: bool, fused: bool) -> Tensor:
     """The mean over the square around each pixel; zeros around the picture count unless it is `inner`."""
-    y: Tensor = _MeanPool.apply(x, size, inner)  # type: ignore[no-untyped-call]
+    y: Tensor = _MeanPool.apply(x, size, inner, _windows_for(x) if fused else windows)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -56,16 +56,15 @@ class _MeanPool(torch.autograd.Function):
     """Keeps nothing."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, size: int, inner: bool) -> Tensor:
-        ctx.how = size, inner
-        y = _windows_for(x).mean_windows(_channels_last(x), size, inner)
+    def forward(ctx: Any, x: Tensor, size: int, inner: bool, kernels: ModuleType) -> Tensor:
+        ctx.how, ctx.kernels = (size, inner), kernels
+        y = kernels.mean_windows(_channels_last(x), size, inner)
         assert isinstance(y, Tensor)
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        dy = _channels_last(gradients[0])
-        return _windows_for(dy).mean_windows_gradient(dy, *ctx.how), None, None
+        return ctx.kernels.mean_windows_gradient(_channels_last(gradients[0]), *ctx.how), None, None, None
 
 
 class _BiasRelu(torch.autograd.Function):
