@@ -178,7 +178,7 @@ def make_job(
     recipe, written = read_recipe(name, words)
     for key, _, reason in choices[1:]:
         written.places[tuple(key.split("."))] = f"chosen: {reason}"
-    placement, placed = read_placement(page or placement_of(name), words, replicas, device)
+    placement, placed = read_placement(placement_of(name) if page is None else page, words, replicas, device)
     check_folder(name, recipe.data, data)
     recipe = recipe.with_paths(partial(_absolute, locate.given_folder(data)))
     if look or data is not None or not locate.is_known(recipe.data):

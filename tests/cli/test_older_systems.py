@@ -37,7 +37,6 @@ WRITTEN = {
 """What is told in words."""
 
 WITHOUT_MEANING = [
-    "no command starts processes on other hosts",
     "there are no levels; log.txt has everything",
     "nvidia-smi -L lists CUDA devices",
     "optimizer state off the device | nothing: it stays on the device",

@@ -82,7 +82,7 @@ def test_training_twice_in_one_process_is_the_same_run_and_leaves_torch_as_it_wa
 
 
 def test_an_interrupt_saves_and_is_raised_and_the_same_call_goes_on(page: Path) -> None:
-    out = page.parent / "run"
+    out, handler = page.parent / "run", signal.getsignal(signal.SIGINT)
 
     def interrupt() -> None:
         while not (out / "record.jsonl").exists() or not any(row["kind"] == "report" for row in rows_of(out)):
@@ -95,7 +95,7 @@ def test_an_interrupt_saves_and_is_raised_and_the_same_call_goes_on(page: Path) 
         paceline.train(page, epochs=20, out=out, on=QUICK)
     thread.join()
     assert rows_of(out)[-1]["kind"] == "interrupted"
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
     assert paceline.train(page, epochs=20, out=out, on=QUICK).rows[-1]["kind"] == "end"
 
 

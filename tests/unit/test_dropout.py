@@ -198,6 +198,7 @@ def masks_of_steps(plan: Plan, steps: int) -> list[Tensor]:
     return list(torch.cat(rows).split(plan.global_batch))
 
 
+@pytest.mark.long
 def test_a_network_draws_by_the_images_positions_however_a_step_is_cut() -> None:
     expected = masks_of_steps(make_plan(*CHANCY, "on.micro_batch=16"), 2)
     found = masks_of_steps(make_plan(*CHANCY, "on.micro_batch=4"), 2)

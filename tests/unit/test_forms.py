@@ -175,7 +175,7 @@ def test_two_steps_with_fused_blocks_are_the_plain_ones(
         ("resnet10", "stem", 32, STEM),
         ("{name: vgg11, head: mean}", "stage1/conv1", 32, RELU),
         ("googlenet", "inception3b", 32, NORMS),
-        ("efficientnet-cifar", "stage2/unit1", 32, SQUEEZE),
+        pytest.param("efficientnet-cifar", "stage2/unit1", 32, SQUEEZE, marks=pytest.mark.long),
         ("mobilenet-v3-small", "stage1/unit1", 32, SQUEEZE),
         pytest.param("{name: inception-v3, auxiliary: 0}", "mixed5b", 75, NORMS, marks=pytest.mark.long),
     ],

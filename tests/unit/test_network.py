@@ -279,10 +279,10 @@ def make_whole(plan: Plan, start: dict[str, Tensor]) -> Whole:
     ("words", "recompute"),
     [
         ((*CHANCY, "on.precision=fp32"), "all"),
-        ((*CHANCY, "on.precision=fp64"), "[stage2/unit1, stage5]"),
+        pytest.param((*CHANCY, "on.precision=fp64"), "[stage2/unit1, stage5]", marks=pytest.mark.long),
         ((*CHANCY, "on.precision=bf16"), "all"),
         ((*CHANCY, "freeze=[stem, stage1, stage6]"), "all"),
-        ((*CHANCY, "norm=group", "norm.proxy=true"), "all"),
+        pytest.param((*CHANCY, "norm=group", "norm.proxy=true"), "all", marks=pytest.mark.long),
         (("on.precision=fp64",), "all"),
         (("on.precision=fp64",), "head"),
         ((*HEADED, "on.precision=fp32"), "all"),

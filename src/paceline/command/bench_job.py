@@ -53,7 +53,7 @@ def train_job(
 ) -> BenchJob:
     """The job of a recipe that is long enough to be measured; without --data on synthetic images."""
     recipe, written = read_recipe(name, words)
-    placement, placed = read_placement(page or placement_of(name), words, replicas, device)
+    placement, placed = read_placement(placement_of(name) if page is None else page, words, replicas, device)
     is_counted = data is not None or locate.is_known(recipe.data) or getattr(recipe.data, "images", None) is not None
     recipe, folder, notes = _with_data(name, recipe, data, evaluating=False)
     recipe, more = _one_side(recipe)
@@ -78,7 +78,7 @@ def infer_job(
             raise SpecError(f"--checkpoint {which}: a recipe has none; write a run folder in place of {name}")
         name, words = read_words(name, words)
         recipe, written = read_recipe(name, words)
-        placement, placed = read_placement(page or placement_of(name), words, replicas, device)
+        placement, placed = read_placement(placement_of(name) if page is None else page, words, replicas, device)
     else:
         name = str(run)
         recipe, written = stored_plan(run).recipe, Tree()
