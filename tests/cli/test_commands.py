@@ -223,6 +223,7 @@ def launched_with(folder: Path, variables: dict[str, str], *words: str) -> list[
     return [process.wait(120) for process in processes]
 
 
+@pytest.mark.long
 def test_the_variables_of_every_launcher_join_what_it_started(tmp_path: Path) -> None:
     small(tmp_path)
     words = ("train", "small.yaml", "--device", "cpu", "--out")

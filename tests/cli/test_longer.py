@@ -30,6 +30,7 @@ def short(tmp_path: Path, paceline: Paceline) -> Path:
     return tmp_path / "short"
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_is_the_run_that_was_so_long_from_the_beginning(
     tmp_path: Path, short: Path, paceline: Paceline
 ) -> None:

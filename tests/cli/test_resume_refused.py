@@ -120,6 +120,7 @@ def test_a_checkpoint_of_a_newer_version_is_left_alone(run: Path, trained: Path)
     continues(run, trained)
 
 
+@pytest.mark.long
 def test_a_trained_run_without_checkpoints_is_not_started_again(run: Path, trained: Path, tmp_path: Path) -> None:
     away = (run / "checkpoints").rename(tmp_path / "away")
     refused(run, "no intact checkpoint is left of this run, which has trained 18 steps; put its checkpoints back")

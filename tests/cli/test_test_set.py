@@ -237,6 +237,7 @@ def test_data_without_a_validation_part_are_judged_whole(tmp_path: Path) -> None
         evaluation_files(Files(name="images"), NAMES, tmp_path / "empty")
 
 
+@pytest.mark.long
 def test_a_run_on_images_without_a_validation_part_is_judged_by_others(folder: Path, paceline: Paceline) -> None:
     train = ("train", "page.yaml", "--data", "data/train", "--out", "alone")
     refused = paceline(*train)

@@ -285,6 +285,7 @@ def test_chance_has_no_part_in_evaluation() -> None:
     assert torch.allclose(chancy(x), certain(x), rtol=1e-12, atol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("proxy", [False, True])
 def test_a_network_learns_with_group_norm_and_with_proxy_norm(proxy: bool) -> None:
     norm = MakeNorm(GroupNorm(name="group", groups=4, proxy=proxy))

@@ -224,6 +224,7 @@ def test_validation_between_steps_does_not_wake_frozen_blocks() -> None:
         assert awake == {"stem", "stage2/unit1", "stage3/unit1", "head"}
 
 
+@pytest.mark.long
 def test_frozen_blocks_drop_nothing() -> None:
     plan = make_plan(*CHANCY, "freeze=[stage5, stage6, stage7]")
     whole = Whole(plan, WORLD)

@@ -32,6 +32,7 @@ class Follower(Training):
         return len(follow_rows(self.run)) >= count
 
 
+@pytest.mark.long
 def test_a_follower_that_is_killed_judges_every_checkpoint_of_a_run_once(tmp_path: Path, paceline: Paceline) -> None:
     words = ["train", write_small(tmp_path, epochs="30"), "--out", "run", "on.save=6 steps", "on.keep_last=99", *NEVER]
     training = Training(tmp_path, *words)

@@ -34,7 +34,6 @@ QUICK = {
     "graphcore/resnet8",
     "nvcnn/googlenet",
     "graphcore/mobilenet-v3-small",
-    "graphcore/resnet50-lars-3200",
 }
 
 
