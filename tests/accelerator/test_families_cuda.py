@@ -30,6 +30,8 @@ FAMILIES = {
     "mobilenet-v3-small": 64,
 }
 """Networks, and an image side that is large enough."""
+HARD = 1e-6
+"""How far torch's hard swish and hard sigmoid may be off on CUDA: they multiply by 1/6 in float32 whatever the type."""
 
 
 def gradients(device: str, model: str, side: int, kernels: str) -> Tensor:
@@ -47,4 +49,5 @@ def gradients(device: str, model: str, side: int, kernels: str) -> Tensor:
 @pytest.mark.parametrize(("model", "side"), FAMILIES.items())
 def test_a_pass_on_cuda_has_the_host_s_gradients(model: str, side: int, kernels: str) -> None:
     host, device = gradients("cpu", model, side, "plain"), gradients("cuda", model, side, kernels)
-    assert float((device - host).norm() / host.norm()) < 1e-9
+    limit = HARD if model.startswith("mobilenet-v3") else 1e-9
+    assert float((device - host).norm() / host.norm()) < limit

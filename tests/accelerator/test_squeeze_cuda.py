@@ -25,7 +25,7 @@ def passes(norm: BatchNormAct, excite: SqueezeExcite, x: Tensor, dy: Tensor, fus
     batch = Batch(torch.zeros(2, 2 * x.shape[1], device="cuda", dtype=norm.weight.dtype))
     with torch.autocast("cuda", x.dtype, enabled=x.dtype == torch.bfloat16):
         y = fused_squeeze(norm, excite, x, batch) if fused else excite(norm(x, batch))
-    return [y, *torch.autograd.grad(y, [x, *norm.parameters(), *excite.parameters()], dy)]
+    return [y.detach(), *torch.autograd.grad(y, [x, *norm.parameters(), *excite.parameters()], dy)]
 
 
 @pytest.mark.parametrize("activation", ["silu", "hardswish"])
