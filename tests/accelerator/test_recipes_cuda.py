@@ -33,7 +33,17 @@ RECIPES = [
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_takes_two_whole_steps_on_synthetic_images(name: str, tmp_path: Path) -> None:
     words = ["data=synthetic", "epochs=2 steps", "evaluate.every=never", "report=1 steps"]
-    command = [sys.executable, "-m", "paceline", "train", name, *words, "on.device=cuda", "--out", str(tmp_path / "run")]
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "train",
+        name,
+        *words,
+        "on.device=cuda",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = rows_of(tmp_path / "run")

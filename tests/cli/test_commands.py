@@ -260,11 +260,11 @@ def test_a_process_that_cannot_find_the_others_says_so_in_one_line(tmp_path: Pat
 
 
 def test_the_verify_command_passes_on_a_small_recipe(paceline: Paceline, tmp_path: Path) -> None:
-    done = paceline("verify", small(tmp_path), "epochs=0.5", "--no-whole-runs", "--json")
+    done = paceline("verify", small(tmp_path), "epochs=2 steps", "--no-whole-runs", "--json")
     assert done.returncode == 0, done.stderr + done.stdout
     found = json.loads(done.stdout)
     assert found["passed"]
-    assert found["steps"] == 3  # of ten, for it has no more
+    assert found["steps"] == 2  # of ten, for it has no more
     assert len(found["layouts"]) >= 5
     assert next(row["bitwise"] for row in found["resumes"])
 

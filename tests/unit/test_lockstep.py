@@ -61,6 +61,8 @@ class Case:
 
     words: tuple[str, ...]
     text: str = SMALL
+    planted: tuple[str, ...] = ()
+    """What is planted; all that the recipe has a place for, if nothing is named."""
 
     def plan(self, *words: str) -> Plan:
         return make_plan("on.precision=fp64", "on.cpu_threads=1", *self.words, *words, text=self.text)
@@ -76,12 +78,13 @@ CASES = {
     "rmsprop": Case(("optimizer={name: rmsprop, lr: 0.1, form: torch, epsilon: 1e-8}",)),
     "few-numbers": Case(("norm_batch=1",)),
     "group-norm": Case(("norm=group",)),
-    "masked": Case((), MASKED),
+    "masked": Case((), MASKED, planted=("mask",)),
 }
 LONG = {
     "vgg-bias-adamw": Case(
         ("model={name: vgg11-bn, head: mean}", "data.side=32", "optimizer={name: adamw, lr: 0.001}")
     ),
+    "masked-sgd": Case((), MASKED),
     "masked-lamb": Case(("optimizer={name: lamb, lr: 0.01}",), MASKED),
     "masked-muon": Case(("optimizer={name: muon, lr: 0.02}",), MASKED),
     "efficientnet-momentum": Case((EFFICIENTNET, "data.side=32", "norm_batch=8", "optimizer.lr=0.5")),
@@ -192,7 +195,7 @@ PLANTS = {
 def plants(case: Case) -> Iterator[str]:
     """What a recipe has a place for."""
     norms = case.plan("on.micro_batch=16").norm_batch is not None
-    for name in PLANTS:
+    for name in case.planted or PLANTS:
         if (name != "mask" or case.text == MASKED) and (name != "norm sum" or norms):
             yield name
 

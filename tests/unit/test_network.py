@@ -281,7 +281,7 @@ def make_whole(plan: Plan, start: dict[str, Tensor]) -> Whole:
     [
         ((*CHANCY, "on.precision=fp32"), "all"),
         pytest.param((*CHANCY, "on.precision=fp64"), "[stage2/unit1, stage5]", marks=pytest.mark.long),
-        ((*CHANCY, "on.precision=bf16"), "all"),
+        pytest.param((*CHANCY, "on.precision=bf16"), "all", marks=pytest.mark.long),
         ((*CHANCY, "freeze=[stem, stage1, stage6]"), "all"),
         pytest.param((*CHANCY, "norm=group", "norm.proxy=true"), "all", marks=pytest.mark.long),
         (("on.precision=fp64",), "all"),
