@@ -106,10 +106,13 @@ def _verbs() -> dict[str, Verb]:
         return train_run(job, folder, console(), command)
 
     def validate(job: Job, folder: Path, checkpoint: str | None, every: bool, details: bool) -> list[Any]:
-        return list(validate_run(job, folder, Selection(checkpoint, every, job.test), details))
+        return list(
+            validate_run(job, folder, Selection(checkpoint, every, job.test, job.plan.evaluated_images), details)
+        )
 
     def follow(job: Job, folder: Path, as_json: bool) -> list[str]:
-        return follow_run(job, folder, Selection(test=job.test), partial(show_evaluated, as_json))
+        selection = Selection(test=job.test, images=job.plan.evaluated_images)
+        return follow_run(job, folder, selection, partial(show_evaluated, as_json))
 
     def average(job: Job, folder: Path, last: int | None, decay: float | None, recalibrate: int | None) -> list[Any]:
         return list(average_run(job, folder, last, Method(decay, recalibrate)))

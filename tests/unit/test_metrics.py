@@ -104,3 +104,11 @@ def test_scores_that_are_not_finite_are_counted_and_told() -> None:
     assert means["images"] == 3
     assert math.isnan(means["loss"])
     assert math.isnan(means["ece"])
+
+
+@pytest.mark.parametrize("nan", [0, 1, slice(None)])
+def test_an_image_with_a_score_of_nan_counts_as_wrong(nan: int | slice) -> None:
+    scores = scored([0, 0, 1])
+    scores[0, nan] = torch.nan  # its class, another one, or all
+    means = summed(scores, torch.tensor([0, 0, 1])).means()
+    assert (means["top1"], means["top5"]) == (2 / 3, 2 / 3)

@@ -120,3 +120,12 @@ def test_the_best_checkpoint_that_a_follower_found_stays() -> None:
         6,
         18,
     }
+
+
+def test_a_partial_evaluation_does_not_stand_in_for_a_whole_one(tmp_path: Path) -> None:
+    run = saved_run(tmp_path, 3)
+    (run / FOLLOWED).write_text(json.dumps(row_of(3, images=10, partial=True)) + "\n")
+    for images, step in ((37, 3), (10, None)):
+        queue = Queue(run, Selection(images=images))
+        assert queue.look()[0] == step
+        queue.close()

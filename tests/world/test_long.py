@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from processes import fingerprint, write_small
 
-from conftest import Paceline, environment
+from conftest import Paceline
 from paceline.record import latest, rows_of
 
 pytestmark = pytest.mark.long
@@ -44,18 +40,3 @@ def test_saving_by_the_clock_saves_on_all_replicas_alike(paceline: Paceline, tmp
     done = paceline(*words, "--out", "run")
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "run/checkpoints").iterdir())) >= 3
-
-
-@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="there is no mpiexec here; Debian's is in openmpi-bin")
-def test_what_mpiexec_starts_is_one_run(tmp_path: Path, paceline: Paceline) -> None:
-    words = ["train", write_small(tmp_path), "--device", "cpu", "on.cpu_threads=1", "on.precision=fp64", "--out"]
-    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    few_cores = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
-    done = subprocess.run(
-        ["mpiexec", "-n", "2", sys.executable, "-m", "paceline", *words, "mpi"], cwd=tmp_path, timeout=300, check=False,
-        env=environment() | as_root | few_cores | {"GLOO_SOCKET_IFNAME": "lo"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert paceline(*words, "own", "--replicas", "2").returncode == 0
-    assert rows_of(tmp_path / "mpi")[0]["placement"]["replicas"] == 2
-    assert fingerprint(tmp_path / "mpi") == fingerprint(tmp_path / "own")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ def run(
 ) -> int:
     """Evaluate the newest checkpoint, a chosen one, or all that were not evaluated yet."""
     job = evaluation_job(folder, words, data, selection.test)
-    steps_to_evaluate(folder, selection)  # what is missing is told before torch is loaded
+    steps_to_evaluate(
+        folder, replace(selection, images=job.plan.evaluated_images)
+    )  # what is missing is told before torch is loaded
     if selection.test and job.launch is None and isinstance(job.plan.data, Files):
         for note in open_index(job.plan.data, selection.test).notes:
             notify(note)

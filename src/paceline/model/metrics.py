@@ -40,12 +40,18 @@ class Answers(NamedTuple):
 
 
 def judge(scores: Tensor, labels: Tensor, count: int) -> Answers:
-    """The answers that class scores give for a batch, of which the first `count` images are real."""
+    """The answers that class scores give for a batch, of which the first `count` images are real.
+
+    Where a score is NaN there is no answer, and topk would take NaN for the best: the class after the true one stands
+    in for it, so that it counts as wrong.
+    """
     best = scores.topk(min(5, scores.shape[1]), dim=1).indices
+    none = scores.isnan().any(1)
     losses = F.cross_entropy(scores, labels, reduction="none")
     probabilities = scores.softmax(1).gather(1, best[:, :1])[:, 0]
     real = torch.arange(len(scores), device=scores.device) < count
-    return Answers(labels, best[:, 0], probabilities, losses, (best == labels[:, None]).any(1), real)
+    answer = torch.where(none, (labels + 1) % scores.shape[1], best[:, 0])
+    return Answers(labels, answer, probabilities, losses, (best == labels[:, None]).any(1) & ~none, real)
 
 
 class ClassCounts(NamedTuple):

@@ -36,11 +36,10 @@ class Queue:
 
     def __init__(self, run: Path, selection: Selection) -> None:
         self.folder, self._run = run / FOLDER, run
-        self._same = {"kind": selection.kind} | selection.data
         self._lock = self._take()
         checkpoint.clear_leftovers(self.folder)
         cut_torn_line(run / FOLLOWED)
-        self._done = {row["step"] for row in follow_rows(run) if self._same.items() <= row.items()}
+        self._done = {row["step"] for row in follow_rows(run) if selection.is_made(row)}
         for step in self._done & set(checkpoint.saved_steps(self.folder)):
             self._remove(step)  # evaluated just before the follower was killed
 

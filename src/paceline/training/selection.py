@@ -21,6 +21,8 @@ class Selection:
     """All that were not evaluated yet."""
     test: Path | None = None
     """A folder of other images."""
+    images: int = 0
+    """How many images an evaluation takes; one of fewer, a partial one, does not stand in for it."""
 
     @property
     def kind(self) -> str:
@@ -32,6 +34,11 @@ class Selection:
         """What a row says of other images than the run's own: where they are."""
         return {"data": str(self.test.resolve())} if self.test else {}
 
+    def is_made(self, row: Row) -> bool:
+        """Whether a row tells of such an evaluation."""
+        same = {"kind": self.kind} | self.data
+        return same.items() <= row.items() and row.get("images", 0) >= self.images
+
 
 def steps_to_evaluate(folder: Path, selection: Selection) -> list[int]:
     """The steps selected; for the newest one, followed by those that take its place if it is damaged."""
@@ -39,8 +46,7 @@ def steps_to_evaluate(folder: Path, selection: Selection) -> list[int]:
     if not saved:
         raise RunError(f"{folder}: there is no checkpoint in this run yet")
     if selection.every:
-        same = {"kind": selection.kind} | selection.data
-        evaluated = {row["step"] for row in judged_rows(folder) if same.items() <= row.items()}
+        evaluated = {row["step"] for row in judged_rows(folder) if selection.is_made(row)}
         return [step for step in saved if step not in evaluated]
     if selection.checkpoint is None:
         return saved[::-1]
