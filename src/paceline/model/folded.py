@@ -8,8 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from paceline.model.layers import BlurredConv, SameConv
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
+
+CAST = (nn.Conv2d, nn.Linear, BlurredConv, SameConv)
+"""Layers that do nothing with their weights but multiply by them; those of other packages may, and keep theirs."""
 
 
 class FoldedNetwork:
@@ -24,9 +28,7 @@ class FoldedNetwork:
         self._network = network
         self._norms = [(norm, norm.fold()) for norm in network.modules() if isinstance(norm, BatchNormAct)]
         self._weights = {
-            f"{name}.weight": layer.weight.to(dtype)
-            for name, layer in network.named_modules()
-            if isinstance(layer, nn.Conv2d | nn.Linear)
+            f"{name}.weight": layer.weight.to(dtype) for name, layer in network.named_modules() if type(layer) in CAST
         }
 
     def __call__(self, images: Tensor, batch: None = None) -> Any:
@@ -34,7 +36,7 @@ class FoldedNetwork:
         for norm, folded in self._norms:
             norm.folded = folded
         try:
-            return functional_call(self._network, self._weights, images, {"batch": batch})
+            return functional_call(self._network, self._weights, images, {"batch": batch}, tie_weights=False)
         finally:
             for norm, _ in self._norms:
                 norm.folded = None
