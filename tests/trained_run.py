@@ -72,7 +72,7 @@ def validation_scores(run: Path, *words: str) -> Tensor:
     with validating(run, *words) as session, closing(session.loader.validation()) as batches:
         for batch in batches:
             network = session.state.network
-            scores.append(network.scores(network.augment.normalize(batch.images))[: batch.count])
+            scores.append(network.scores(batch.images)[: batch.count])
     return torch.cat(scores)
 
 

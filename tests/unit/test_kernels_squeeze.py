@@ -98,3 +98,15 @@ def test_interpreted_kernels_have_the_numbers_of_their_twins(
     ]
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("channels", "hidden"), [(5, 3), (72, 18)])
+@pytest.mark.parametrize(("activation", "gate_name"), [("silu", "sigmoid"), ("relu", "hardsigmoid")])
+def test_interpreted_factors_are_those_of_their_twin(
+    ours: ModuleType, channels: int, hidden: int, activation: Activation, gate_name: str
+) -> None:
+    (x, _), (scale, shift, *_), _ = case(channels)
+    first, second = torch.randn(hidden, channels) / channels**0.5, torch.randn(channels, hidden) / hidden**0.5
+    excite = gate.Excite(first, torch.randn(hidden), second, torch.randn(channels), activation, gate_name)
+    found = [kernels.image_factors(x, scale, shift, "silu", 4, excite) for kernels in (ours, gate)]
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)

@@ -171,6 +171,7 @@ def test_the_pool_has_the_twin_s_numbers(pooling: ModuleType, groups: int, chann
     y, position, top = pool.pool_forward(raw, scale, shift)
     own_y, own_position, own_top = pooling.pool_forward(raw, scale, shift)
     assert_close(own_y, y)
+    assert torch.equal(pooling.pool_alone(raw, scale, shift), own_y)
     assert torch.equal(own_position >= 0, position >= 0)
     assert torch.equal(own_top * (y > 0), top * (y > 0))
     # The gradient's sums ask what was pooled whether it was positive.

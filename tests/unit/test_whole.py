@@ -152,7 +152,7 @@ def test_class_scores_are_the_network_s_in_evaluation() -> None:
     with torch.no_grad():
         expected = (whole.module(images) + whole.module(images.flip(3))) / 2
     whole.module.train()
-    assert torch.allclose(whole.scores(images), expected, rtol=1e-12)
+    assert torch.allclose(whole.scores(batch.images), expected, rtol=1e-12)
 
 
 def test_judging_moves_nothing() -> None:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from paceline.model.batch import Batch, Layer
 from paceline.model.dropout import Dropout
+from paceline.model.kernels.folded import folded_product, is_product
 from paceline.model.kernels.pooling import LARGEST, fused_max_pool, mean_pool
 from paceline.model.kernels.windows import Window
 from paceline.model.norm import BatchNormAct, GroupNormAct, NormAct, ProxyNormAct, Role
@@ -72,6 +73,17 @@ def conv(
     return kind(inputs, outputs, size, stride, padding=size // 2, groups=groups, bias=False)
 
 
+def conv_norm(
+    layer: nn.Conv2d, norm: NormAct, x: Tensor, batch: Batch | None,
+    shortcut: Tensor | None = None, mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """A norm, its shortcut and its activation behind a convolution; both are one in evaluation where that pays."""
+    if batch is None and isinstance(norm, BatchNormAct) and norm.folded is not None and is_product(layer):
+        return folded_product(layer, norm, norm.folded, x, shortcut)
+    y: Tensor = norm(layer(x), batch, shortcut, mask)
+    return y
+
+
 class ConvNorm(Layer):
     """A convolution without bias, a norm and an activation."""
 
@@ -81,8 +93,7 @@ class ConvNorm(Layer):
         self.norm = make_norm(convolution.out_channels, activation)
 
     def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
-        y: Tensor = self.norm(self.conv(x), batch)
-        return y
+        return conv_norm(self.conv, self.norm, x, batch)
 
 
 class MaxPool(nn.Module):

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from paceline.model import mobile_tables
 from paceline.model.batch import Batch, Chain, Layer
 from paceline.model.dropout import StochasticDepth
-from paceline.model.kernels.squeeze import fused_squeeze
-from paceline.model.layers import ConvNorm, Head, MakeNorm, conv
+from paceline.model.kernels.gate import Excite
+from paceline.model.kernels.squeeze import folded_squeeze, fused_squeeze
+from paceline.model.layers import ConvNorm, Head, MakeNorm, conv, conv_norm
 from paceline.model.mobile_tables import MOBILENET3_DENSE, NetworkShape, Squeeze, UnitShape, round_channels
 from paceline.model.norm import ACTIVATIONS, BatchNormAct
 from paceline.settings.model import EfficientNet, MobileNetV2, MobileNetV3
@@ -27,10 +28,19 @@ class SqueezeExcite(nn.Module):
         self.squeeze = nn.Conv2d(channels, shape.channels, 1)
         self.excite = nn.Conv2d(shape.channels, channels, 1)
         self.activate, self.gate = ACTIVATIONS[shape.activation], GATES[shape.gate]
+        self.shape = shape
 
     def factors(self, means: Tensor) -> Tensor:
         """The factors [images, channels, 1, 1] by the means of all channels, in the same shape."""
         return self.gate(self.excite(self.activate(self.squeeze(means))))
+
+    def layers(self) -> Excite:
+        """The two layers as matrices."""
+        first, second, shape = self.squeeze, self.excite, self.shape
+        assert first.bias is not None
+        assert second.bias is not None
+        weights = first.weight.flatten(1), first.bias, second.weight.flatten(1), second.bias
+        return Excite(*weights, shape.activation, shape.gate)
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.factors(x.mean((2, 3), keepdim=True))
@@ -44,7 +54,7 @@ class InvertedUnit(Layer):
     """
 
     fused: bool = False
-    """Whether a training pass takes squeeze-and-excite together with the batch norm before it."""
+    """Whether squeeze-and-excite is computed together with the batch norm before it."""
 
     def __init__(self, shape: UnitShape, drop: float, make_norm: MakeNorm, *, same: bool = False) -> None:
         super().__init__()
@@ -64,20 +74,25 @@ class InvertedUnit(Layer):
 
     def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
         mask = self.depth.mask(batch) if self.depth else None
-        y: Tensor = self.norm(self.conv(self._widened(x, batch)), batch, x if self.identity else None, mask)
-        return y
+        return conv_norm(self.conv, self.norm, self._widened(x, batch), batch, x if self.identity else None, mask)
 
     def _widened(self, x: Tensor, batch: Batch | None) -> Tensor:
-        if not self.fused or batch is None:
-            y: Tensor = self.wide(x, batch)
-            return y
+        if not self.fused:
+            return self.wide(x, batch)  # type: ignore[no-any-return]
         *before, window, excite = self.wide.children()
-        for layer in before:
-            x = layer(x, batch)
         assert isinstance(window, ConvNorm)
         assert isinstance(window.norm, BatchNormAct)
         assert isinstance(excite, SqueezeExcite)
-        return fused_squeeze(window.norm, excite, window.conv(x), batch)
+        folded = window.norm.folded
+        if batch is None and folded is None:
+            return self.wide(x, batch)  # type: ignore[no-any-return]
+        for layer in before:
+            x = layer(x, batch)
+        x = window.conv(x)
+        if batch is not None:
+            return fused_squeeze(window.norm, excite, x, batch)
+        assert folded is not None
+        return folded_squeeze(folded, excite.layers(), x)
 
     def can_fuse_squeeze(self) -> bool:
         """Whether squeeze-and-excite stands behind a batch norm."""

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from paceline import keyed
 from paceline.model.batch import Batch, Layer
+from paceline.model.kernels.folded import FoldedNorm, folded_norm_act
 from paceline.model.kernels.norm import fused_norm_act
 from paceline.settings.model import Activation
 
@@ -139,6 +140,8 @@ class BatchNormAct(NormAct):
     """Which of the batch norms in `Statistics` it is."""
     offset: int
     """The first of its columns in a row of statistics, means before variances."""
+    folded: FoldedNorm | None = None
+    """What it is during a pass of a `FoldedNetwork`."""
 
     def __init__(
         self,
@@ -163,9 +166,18 @@ class BatchNormAct(NormAct):
     def forward(
         self, x: Tensor, batch: Batch | None, shortcut: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
+        if self.folded is not None and batch is None:
+            return folded_norm_act(self.folded, x, shortcut)
         if self.fused and batch is not None and not torch.compiler.is_compiling():
             return fused_norm_act(self, x, batch, shortcut, mask)
         return super().forward(x, batch, shortcut, mask)
+
+    def fold(self) -> FoldedNorm:
+        """This norm in evaluation, by the running statistics of now; computed in float64."""
+        scale = self.weight.double() * torch.rsqrt(self.running_var.double() + self.epsilon)
+        shift = self.bias.double() - self.running_mean.double() * scale
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        return FoldedNorm(scale.to(wide)[None], shift.to(wide)[None], self.activation)
 
     def normalize(self, x: Tensor, batch: Batch | None) -> Tensor:
         if batch is None:

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from paceline.model.batch import Batch, Layer
 from paceline.model.kernels.bottleneck import fused_bottleneck, pays
-from paceline.model.kernels.stem import fits_stem, fused_stem
-from paceline.model.layers import ConvNorm, Head, MakeNorm, MaxPool, conv
+from paceline.model.kernels.stem import fits_stem, folded_stem, fused_stem
+from paceline.model.layers import ConvNorm, Head, MakeNorm, MaxPool, conv, conv_norm
+from paceline.model.norm import BatchNormAct
 from paceline.model.tables import BASIC, DEPTHS, cifar_depths
 from paceline.settings.model import CifarResNet, CifarResNeXt, ResNet, ResNeXt
 
@@ -73,31 +74,31 @@ class ResidualUnit(Layer):
             return fused_bottleneck(self, x, batch)
         shortcut = x
         if self.projects:
-            shortcut = self.projection_norm(self.projection(x), batch)
+            shortcut = conv_norm(self.projection, self.projection_norm, x, batch)
         elif self.extra:
             shortcut = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
-        y = self.conv2(self.norm1(self.conv1(x), batch))
+        y = conv_norm(self.conv1, self.norm1, x, batch)
         if self.bottleneck:
-            y = self.norm3(self.conv3(self.norm2(y, batch)), batch, shortcut)
-        else:
-            y = self.norm2(y, batch, shortcut)
-        assert isinstance(y, Tensor)
-        return y
+            return conv_norm(self.conv3, self.norm3, conv_norm(self.conv2, self.norm2, y, batch), batch, shortcut)
+        return conv_norm(self.conv2, self.norm2, y, batch, shortcut)
 
 
 class Stem(ConvNorm):
     """The first convolution, with a max-pool where images are large."""
 
     fused: torch.dtype | None = None
-    """The type in which a training pass computes the fused form, if it takes that."""
+    """The type in which the fused form is computed, if it takes that."""
 
     def __init__(self, channels: int, outputs: int, large: bool, make_norm: MakeNorm) -> None:
         super().__init__(conv(channels, outputs, 7, 2) if large else conv(channels, outputs, 3), make_norm)
         self.pool = MaxPool(3, 2, 1) if large else None
 
     def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
-        if self.fused is not None and batch is not None and fits_stem(x):
-            return fused_stem(self, x, batch, self.fused)
+        if self.fused is not None and fits_stem(x):
+            if batch is not None:
+                return fused_stem(self, x, batch, self.fused)
+            if isinstance(self.norm, BatchNormAct) and self.norm.folded is not None:
+                return folded_stem(self.conv.weight, self.norm.folded, x, self.fused)
         y = super().forward(x, batch)
         return self.pool(y) if self.pool else y
 

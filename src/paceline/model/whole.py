@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +17,14 @@ from paceline.device import float_dtype
 from paceline.model.batch import Batch
 from paceline.model.dropout import DropoutMasks
 from paceline.model.exchange import GradientBuckets
-from paceline.model.forms import StepWeights, fuse
+from paceline.model.folded import FoldedNetwork
+from paceline.model.forms import PLAIN, StepWeights, fuse
 from paceline.model.loss import make_loss
 from paceline.model.metrics import TRAIN_SUMS, Answers, judge
 from paceline.model.network import Network, mirrored_scores, recomputing
 from paceline.model.norm import Statistics
 from paceline.model.precision import autocast, compute_dtype, network_on_device
+from paceline.model.recorded import Recorded
 from paceline.planning import Plan
 from paceline.world import World
 
@@ -42,6 +46,7 @@ class Whole:
         self._buckets = GradientBuckets(self.parameters, world, self.dtype)
         self._step_weights = StepWeights(self.module, compute_dtype(plan))
         self._one = torch.ones((), device=world.device)
+        self._evaluator: Callable[[Tensor], Tensor] | None = None
 
     def prepare(self, batch: MicroBatch) -> MicroBatch:
         """Do what must be done to a training batch before the part of a step that a CUDA graph can hold."""
@@ -99,17 +104,45 @@ class Whole:
 
     @torch.inference_mode()
     def scores(self, images: Tensor) -> Tensor:
-        """Class scores of normalized images in evaluation; the mean over both mirror images if the recipe says so."""
+        """Class scores of 8-bit images in evaluation; the mean over both mirror images if the recipe says so."""
         if self.module.training:
             self.module.eval()
-        return mirrored_scores(
-            lambda images: self._class_scores(images, None)[0], images, self.plan.recipe.evaluate.flip
-        )
+        if self._evaluator is None:
+            self._evaluator = self._make_evaluator()
+        return self._evaluator(images)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluate the weights of now: what an evaluation computes from them once is theirs, and goes with the end."""
+        self._evaluator = None
+        try:
+            yield
+        finally:
+            self._evaluator = None
+
+    @property
+    def evaluation_fault(self) -> str | None:
+        """Why passes of this evaluation could not be recorded, if so."""
+        return self._evaluator.fault if isinstance(self._evaluator, Recorded) else None
 
     @torch.inference_mode()
     def answers(self, batch: MicroBatch) -> Answers:
         """What the network says of each image of a validation batch."""
-        return judge(self.scores(self.augment.normalize(batch.images)), batch.labels, batch.count)
+        return judge(self.scores(batch.images), batch.labels, batch.count)
+
+    def _make_evaluator(self) -> Callable[[Tensor], Tensor]:
+        """What gives the scores of images, by weights that stay as they are."""
+        # A CPU has no kernels of ours, and goes on giving the bits that it gave before.
+        if self.device.type != "cuda" or set(self.forms.values()) == {PLAIN}:
+            return partial(self._evaluated, None)
+        evaluated = partial(self._evaluated, FoldedNetwork(self.module, compute_dtype(self.plan)))
+        return Recorded(evaluated) if self.plan.placement.graphs else evaluated
+
+    def _evaluated(self, forward: Callable[..., Any] | None, images: Tensor) -> Tensor:
+        return mirrored_scores(
+            lambda images: self._class_scores(images, None, forward)[0],
+            self.augment.normalize(images), self.plan.recipe.evaluate.flip,
+        )  # fmt: skip
 
     def _begin(self) -> None:
         """Make the network ready for the forward passes of a training step."""
@@ -136,10 +169,12 @@ class Whole:
             loss = loss + auxiliary * self._head_loss(scores, labels, weights)
         return loss
 
-    def _class_scores(self, images: Tensor, batch: Batch | None) -> list[Tensor]:
+    def _class_scores(
+        self, images: Tensor, batch: Batch | None, forward: Callable[..., Any] | None = None
+    ) -> list[Tensor]:
         """One row of class scores for each image, those of the last head first."""
         with autocast(self.plan, self.device):
-            output = self._forward(images, batch=batch)
+            output = (forward or self._forward)(images, batch=batch)
         return [scores.to(self.dtype) for scores in ((output,) if isinstance(output, Tensor) else output)]
 
 

@@ -124,11 +124,11 @@ class Placement(Settings):
     compile: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = False
     """Let torch.compile fuse the network: slower to start."""
     kernels: Annotated[Literal["auto", "fused", "plain"], Field(json_schema_extra=ARITHMETIC)] = "auto"
-    """How blocks are computed in training: fused (norms with what stands around them, by Paceline's own kernels) or
-    plain (torch's own); auto is fused on cuda in bf16 and fp16, unless the network is compiled."""
+    """How blocks are computed: fused (norms with what stands around them, by Paceline's own kernels) or plain (torch's
+    own); auto is fused on cuda in bf16 and fp16, unless the network is compiled."""
     graphs: Annotated[AutoSwitch, Field(json_schema_extra=LAYOUT)] = "auto"
-    """Record a step once as CUDA graphs and replay it, which spares the host the launches; auto does so on cuda with
-    one replica, unless the network is compiled."""
+    """Record a step, and a pass of evaluation, once as CUDA graphs and replay it, which spares the host the launches;
+    auto does so on cuda with one replica, unless the network is compiled."""
     deterministic: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = False
     """Only kernels that give the same bits each time, so that a resume on an accelerator is exact too."""
     recompute: Annotated[Names, Field(json_schema_extra=LAYOUT)] = ()

@@ -45,17 +45,20 @@ def evaluate_network(session: Session, hardest: int = HARDEST) -> Evaluation:
     sums = EvaluationSums(session.plan.facts.classes, world.device)
     hard, stopped = Hardest(min(hardest, total), world.device), sums.flat.new_zeros(1)
     seen = 0
-    with closing(session.loader.validation()) as batches:
+    network = session.state.network
+    with network.evaluating(), closing(session.loader.validation()) as batches:
         for batch in batches:
             if session.requests.urgent:
                 stopped.fill_(1)  # the others learn of it with the sums, when they come to the end or leave too
                 break
             assert batch.indices is not None
-            answers = session.state.network.answers(batch)
+            answers = network.answers(batch)
             sums.add(answers)
             hard.add(answers, batch.indices)
             seen += batch.count
             session.run.progress("validation", min(seen * world.replicas, total), total)
+        if network.evaluation_fault:
+            session.run.note(f"Evaluation is not recorded as a CUDA graph: {network.evaluation_fault}")
     totals = world.all_reduce(torch.cat([sums.flat, stopped])).cpu()
     if totals[-1]:
         raise Stopped

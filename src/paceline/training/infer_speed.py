@@ -141,7 +141,7 @@ def _profile(
 @torch.inference_mode()
 def _scores(network: Whole, images: Tensor) -> Tensor:
     """Class scores of 8-bit images on the device, as a validation computes them."""
-    return network.scores(network.augment.normalize(images))
+    return network.scores(images)
 
 
 def _measure_loaded(session: Session, network: Whole, seconds: float, progress: Progress) -> dict[str, Any]:

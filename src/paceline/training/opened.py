@@ -82,7 +82,7 @@ class OpenedRun:
     def scores(self, images: Tensor) -> Tensor:
         """A row of class scores for each of some 8-bit images [images, 3, side, side] on the device, as a validation
         computes them."""
-        return self.whole.scores(self.whole.augment.normalize(images))
+        return self.whole.scores(images)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """What the scores say of each class: shares of one, or of a network trained with a binary loss one by one."""

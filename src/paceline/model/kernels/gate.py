@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from paceline.model.kernels.rows import activate, slope, widened
 from paceline.settings.model import Activation
@@ -28,6 +29,31 @@ class GateSums(NamedTuple):
     """Of the slope."""
     plain_products: Tensor
     """Of the slope times x less the group's mean."""
+
+
+class Excite(NamedTuple):
+    """The two layers of squeeze-and-excite."""
+
+    squeeze: Tensor
+    """[hidden, channels]."""
+    squeeze_bias: Tensor
+    excite: Tensor
+    """[channels, hidden]."""
+    excite_bias: Tensor
+    activation: Activation
+    gate: str
+    """sigmoid or hardsigmoid."""
+
+
+def image_factors(
+    x: Tensor, scale: Tensor, shift: Tensor, activation: Activation | None, images: int, excite: Excite
+) -> Tensor:
+    """The factors of squeeze-and-excite, by the means of y over the rows of each image, in float32 or wider."""
+    means = image_means(x, scale, shift, activation, images)
+    hidden = means @ excite.squeeze.to(means.dtype).T + excite.squeeze_bias.to(means.dtype)
+    hidden = activate(hidden, excite.activation)
+    factors = hidden @ excite.excite.to(means.dtype).T + excite.excite_bias.to(means.dtype)
+    return F.sigmoid(factors) if excite.gate == "sigmoid" else F.hardsigmoid(factors)
 
 
 def image_means(x: Tensor, scale: Tensor, shift: Tensor, activation: Activation | None, images: int) -> Tensor:

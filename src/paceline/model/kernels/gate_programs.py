@@ -42,6 +42,50 @@ def outputs_of_chunks(
     tl.store(partials + (image * chunks + chunk) * channels + column, tl.sum(s, 0), mask=inside)
 
 
+@triton.jit(do_not_specialize=["rows", "channels", "chunks", "width"])
+def squeeze_of_image(
+    partials, weight, bias, hidden, rows, channels, chunks, width,
+    ACTIVATION: tl.constexpr, BH: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """BH hidden numbers of an image, by the sums that its chunks have left."""
+    image = tl.program_id(1).to(tl.int64)
+    h = tl.program_id(0) * BH + tl.arange(0, BH)
+    own = h < width
+    s = tl.zeros([BH, BC], tl.float32)
+    for first in range(0, channels, BC):
+        c = first + tl.arange(0, BC)
+        inside = c < channels
+        sums = tl.zeros([BP, BC], tl.float32)
+        for start in range(0, chunks, BP):
+            chunk = start + tl.arange(0, BP)
+            at = (image * chunks + chunk)[:, None] * channels + c[None, :]
+            sums += tl.load(partials + at, mask=(chunk < chunks)[:, None] & inside[None, :], other=0.0)
+        factor = tl.load(weight + h[:, None] * channels + c[None, :], mask=own[:, None] & inside[None, :], other=0.0)
+        s += factor.to(tl.float32) * (tl.sum(sums, 0) / rows)[None, :]
+    value = tl.sum(s, 1) + tl.load(bias + h, mask=own, other=0.0).to(tl.float32)
+    tl.store(hidden + image * width + h, activated(value, ACTIVATION), mask=own)
+
+
+@triton.jit(do_not_specialize=["channels", "width"])
+def excite_of_image(
+    hidden, weight, bias, factors, channels, width, GATE: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr
+):
+    """The factors of BC channels of an image, by all its hidden numbers, at most BH."""
+    image = tl.program_id(1).to(tl.int64)
+    h = tl.arange(0, BH)
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    own, inside = h < width, c < channels
+    value = tl.load(hidden + image * width + h, mask=own, other=0.0)
+    factor = tl.load(weight + c[:, None] * width + h[None, :], mask=inside[:, None] & own[None, :], other=0.0)
+    z = tl.sum(factor.to(tl.float32) * value[None, :], 1) + tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)
+    if GATE == "sigmoid":
+        z = 1.0 / (1.0 + tl.exp(-z))
+    else:
+        z = z / 6.0 + 0.5
+        z = tl.where(z < 0.0, 0.0, tl.where(z > 1.0, 1.0, z))
+    tl.store(factors + image * channels + c, z, mask=inside)
+
+
 @triton.jit(do_not_specialize=["rows", "images"])
 def gated_of_tile(
     x, y, scale, shift, gate, rows, channels, images,

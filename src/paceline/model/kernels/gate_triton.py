@@ -9,12 +9,14 @@ import triton  # type: ignore[import-not-found]
 from torch import Tensor
 
 from paceline.model.kernels import gate_programs as programs
-from paceline.model.kernels.gate import GateSums
+from paceline.model.kernels.gate import Excite, GateSums
 from paceline.model.kernels.rows_triton import MULTIPROCESSORS, WARPS
 from paceline.settings.model import Activation
 
 ELEMENTS = WARPS * 32 * 8
 """How many numbers a tile has: one load of 16 bytes in bfloat16 for each thread."""
+HIDDEN = 8
+"""How many hidden numbers of squeeze-and-excite a program computes."""
 RESIDENT = 3
 """How many programs that add up a multiprocessor should have to do."""
 
@@ -57,13 +59,37 @@ class _Tiles(NamedTuple):
 def image_means(x: Tensor, scale: Tensor, shift: Tensor, activation: Activation | None, images: int) -> Tensor:
     """The mean of y over the rows of each image; see the twin."""
     tiles = _tiles(x, images)
+    return _over_chunks(_image_sums(x, scale, shift, activation, tiles), 1) / tiles.rows
+
+
+def image_factors(
+    x: Tensor, scale: Tensor, shift: Tensor, activation: Activation | None, images: int, excite: Excite
+) -> Tensor:
+    """The factors of squeeze-and-excite, by the means of y over the rows of each image; see the twin."""
+    tiles, width = _tiles(x, images), len(excite.squeeze)
+    sums = _image_sums(x, scale, shift, activation, tiles)
+    hidden = sums.new_empty(images, width)
+    programs.squeeze_of_image[(-(-width // HIDDEN), images)](
+        sums, excite.squeeze, excite.squeeze_bias, hidden, tiles.rows, tiles.channels, sums.shape[1], width,
+        ACTIVATION=excite.activation, BH=HIDDEN, BP=min(16, triton.next_power_of_2(sums.shape[1])), BC=128, num_warps=4,
+    )  # fmt: skip
+    factors = sums.new_empty(images, tiles.channels)
+    programs.excite_of_image[(-(-tiles.channels // 64), images)](
+        hidden, excite.excite, excite.excite_bias, factors, tiles.channels, width,
+        GATE=excite.gate, BH=triton.next_power_of_2(width), BC=64, num_warps=4,
+    )  # fmt: skip
+    return factors
+
+
+def _image_sums(x: Tensor, scale: Tensor, shift: Tensor, activation: Activation | None, tiles: _Tiles) -> Tensor:
+    """The sums of y over each chunk of an image's rows: [images, chunks, channels]."""
     chunks, length = tiles.chunks()
-    partials = torch.empty((images, chunks, tiles.channels), dtype=torch.float32, device=x.device)
-    programs.outputs_of_chunks[(chunks * tiles.across, images)](
+    partials = torch.empty((tiles.total, chunks, tiles.channels), dtype=torch.float32, device=x.device)
+    programs.outputs_of_chunks[(chunks * tiles.across, tiles.total)](
         x, scale, shift, partials, tiles.rows, tiles.channels, length, tiles.images,
         ACTIVATION=activation, BR=tiles.height, BC=tiles.columns, num_warps=WARPS,
     )  # fmt: skip
-    return _over_chunks(partials, 1) / tiles.rows
+    return partials
 
 
 def gated(x: Tensor, scale: Tensor, shift: Tensor, activation: Activation | None, gate: Tensor) -> Tensor:

@@ -33,6 +33,11 @@ def pool_forward(x: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tenso
     )
 
 
+def pool_alone(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """The pool of relu(x scale + shift) alone, for an evaluation."""
+    return pool_forward(x, scale, shift)[0]
+
+
 def pool_backward(dy: Tensor, position: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """a z + b x + c, where z is the gradient of the pixels, which each dy reaches at its position."""
     wide = a.dtype

@@ -28,8 +28,10 @@ def unshuffle_program(
 
 
 @triton.jit(do_not_specialize=["total", "rows", "H", "W"])
-def pool_forward_program(x, y, position, top, scale, shift, total, rows, H, W, C: tl.constexpr, BLOCK: tl.constexpr):
-    """BLOCK pixels of the pool; a norm group has `rows` of them."""
+def pool_forward_program(
+    x, y, position, top, scale, shift, total, rows, H, W, C: tl.constexpr, BLOCK: tl.constexpr, KEEP: tl.constexpr
+):
+    """BLOCK pixels of the pool; a norm group has `rows` of them. KEEP leaves what a backward pass needs."""
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     c = tl.arange(0, C)
     height = H // 2
@@ -59,8 +61,9 @@ def pool_forward_program(x, y, position, top, scale, shift, total, rows, H, W, C
         place = tl.where(take, k, place).to(tl.int8)
     to = o[:, None].to(tl.int64) * C + c[None, :]
     tl.store(y + to, best.to(y.dtype.element_ty), mask=inside)
-    tl.store(top + to, raw.to(top.dtype.element_ty), mask=inside)
-    tl.store(position + to, place, mask=inside)
+    if KEEP:
+        tl.store(top + to, raw.to(top.dtype.element_ty), mask=inside)
+        tl.store(position + to, place, mask=inside)
 
 
 @triton.jit

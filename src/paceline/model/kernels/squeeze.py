@@ -15,7 +15,8 @@ from torch import Tensor
 
 from paceline.model.batch import Batch
 from paceline.model.kernels import gate as plain
-from paceline.model.kernels.gate import GateSums
+from paceline.model.kernels.folded import FoldedNorm
+from paceline.model.kernels.gate import Excite, GateSums
 from paceline.model.kernels.norm import (
     Normed,
     as_images,
@@ -45,6 +46,14 @@ def fused_squeeze(norm: BatchNormAct, excite: Gate, x: Tensor, batch: Batch) -> 
     return y
 
 
+def folded_squeeze(norm: FoldedNorm, excite: Excite, x: Tensor) -> Tensor:
+    """Squeeze-and-excite of the normalized and activated images in evaluation."""
+    data, kernels = as_rows(x, 1), gate_for(x)
+    with torch.autocast(x.device.type, enabled=False):
+        factors = kernels.image_factors(data, *norm, len(x), excite)
+        return as_images(kernels.gated(data, *norm, factors), x.shape)
+
+
 class _Site:
     """What the two operations of a micro-batch share."""
 
@@ -63,7 +72,7 @@ class _Squeeze(torch.autograd.Function):
         norm, data = site.norm, as_rows(x, len(site.slots[0]))
         site.normed = norm_by_moments(norm, rows_for(x).moments(data), data.shape[1], site.slots)
         scale, shift = site.normed.scale, site.normed.shift
-        means = _gate_for(x).image_means(data, scale, shift, norm.activation, len(x))
+        means = gate_for(x).image_means(data, scale, shift, norm.activation, len(x))
         ctx.save_for_backward(data, weight, *site.normed)
         ctx.site, ctx.pixels = site, x.shape[2] * x.shape[3]
         return means[:, :, None, None], as_images(data, x.shape).data
@@ -81,7 +90,7 @@ class _Squeeze(torch.autograd.Function):
         )
         products = products + norm.mean * own
         a, b, c, dweight, dbias = norm_gradient_by_sums(norm, weight, own, products, x.shape[1], site.norm.shared)
-        kernels, activation = _gate_for(x), site.norm.activation
+        kernels, activation = gate_for(x), site.norm.activation
         dx = kernels.gated_gradient(d, x, norm.scale, norm.shift, activation, gate, term.contiguous(), (a, b, c))
         return as_images(dx, gradients[1].shape), dweight, dbias, None
 
@@ -96,7 +105,7 @@ class _Excite(torch.autograd.Function):
         site.normed = None
         data = as_rows(x, len(normed.mean))
         gate = factors.flatten(1).to(normed.scale.dtype).contiguous()
-        y = _gate_for(x).gated(data, normed.scale, normed.shift, site.norm.activation, gate)
+        y = gate_for(x).gated(data, normed.scale, normed.shift, site.norm.activation, gate)
         ctx.save_for_backward(data, gate, *normed)
         ctx.site, ctx.factor_type = site, factors.dtype
         return as_images(y, x.shape).data
@@ -106,7 +115,7 @@ class _Excite(torch.autograd.Function):
         x, gate, *normed = ctx.saved_tensors
         norm, site = Normed(*normed), ctx.site
         d = as_rows(gradients[0], len(x))
-        sums = _gate_for(x).gate_sums(
+        sums = gate_for(x).gate_sums(
             d, x, norm.mean.to(norm.scale.dtype), norm.scale, norm.shift, site.norm.activation, len(gate)
         )
         site.sums, site.gate = sums, gate
@@ -118,7 +127,7 @@ def _over_images(values: Tensor, groups: int) -> Tensor:
     return values.view(groups, -1, values.shape[1]).sum(1, dtype=torch.float64)
 
 
-def _gate_for(x: Tensor) -> ModuleType:
+def gate_for(x: Tensor) -> ModuleType:
     """The operations for the device of a tensor."""
     if not x.is_cuda or x.dtype == torch.float64:
         return plain

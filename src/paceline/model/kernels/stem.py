@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from paceline.model.batch import Batch
 from paceline.model.kernels import pool
+from paceline.model.kernels.folded import FoldedNorm
 from paceline.model.kernels.norm import Normed, as_rows, norm_by_moments, norm_gradient_by_sums, rows_for
 from paceline.model.norm import BatchNormAct
 
@@ -46,6 +47,16 @@ def fused_stem(stem: Stem, x: Tensor, batch: Batch, dtype: torch.dtype) -> Tenso
     return y
 
 
+def folded_stem(weight: Tensor, norm: FoldedNorm, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The stem's output in evaluation, computed in this type."""
+    kernels = pool_for(x)
+    with torch.autocast(x.device.type, enabled=False):
+        raw = F.conv2d(kernels.unshuffle(x, dtype, CHANNELS), in_fours(weight, dtype))
+        y = kernels.pool_alone(raw.contiguous(memory_format=torch.channels_last), norm.scale, norm.shift)
+    assert isinstance(y, Tensor)
+    return y
+
+
 def in_fours(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """The weights of a 7x7 convolution with stride 2 as those of a 4x4 one over pixels in fours."""
     outputs, inputs = weight.shape[:2]
@@ -70,7 +81,7 @@ class _Stem(torch.autograd.Function):
         dtype: torch.dtype,
     ) -> Tensor:  # fmt: skip
         assert not x.requires_grad, "nothing learns before the stem"
-        kernels, groups = _pool_for(x), len(batch.statistics)
+        kernels, groups = pool_for(x), len(batch.statistics)
         with torch.autocast(x.device.type, enabled=False):
             fours, by_fours = kernels.unshuffle(x, dtype, CHANNELS), in_fours(weight, dtype)
             raw = F.conv2d(fours, by_fours).contiguous(memory_format=torch.channels_last)
@@ -93,7 +104,7 @@ class _Stem(torch.autograd.Function):
         )
         rows = raw.numel() // raw.shape[1] // groups
         gradient = norm_gradient_by_sums(normed, gamma, sums, products, rows, ctx.norm.shared)
-        d_raw = _pool_for(raw).pool_backward(dy, position, raw, gradient.a, gradient.b, gradient.c)
+        d_raw = pool_for(raw).pool_backward(dy, position, raw, gradient.a, gradient.b, gradient.c)
         _, d_weight, _ = torch.ops.aten.convolution_backward(
             d_raw, fours, in_fours(weight, ctx.dtype), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1,
             [False, True, False],
@@ -102,7 +113,7 @@ class _Stem(torch.autograd.Function):
         return None, from_fours(d_weight, weight).to(dtype), gradient.weight, gradient.bias, None, None, None
 
 
-def _pool_for(x: Tensor) -> ModuleType:
+def pool_for(x: Tensor) -> ModuleType:
     """The operations for the device of a tensor."""
     if not x.is_cuda or x.dtype == torch.float64:
         return pool
