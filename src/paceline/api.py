@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from paceline import planning
 from paceline.command.train import begin
 from paceline.data.index.given import find_images
-from paceline.errors import INTERRUPTED, DataError, RunError
+from paceline.errors import INTERRUPTED, DataError, RunError, SpecError
 from paceline.evaluating import evaluation_job, network_job
 from paceline.exporting.request import ExportKind, read_request
+from paceline.files import disk_faults
 from paceline.job import ask, flag_words, make_job
 from paceline.record import Row, latest, rows_of
 from paceline.settings.read import flow
@@ -113,11 +114,13 @@ def predict(
     given = find_images([os.fspath(each) for each in named], iter(()))
     if not given.paths:
         raise DataError("none of the images can be read; name JPEG, PNG or other image files")
+    _check_top(top)
     folder, which, placed = Path(run), _which(checkpoint) or "best", [*words, *flag_words(None, device)]
     network_job(folder, placed, len(given.table))
     steps_to_evaluate(folder, Selection(which))
     if heatmap is not None:
-        Path(heatmap).mkdir(parents=True, exist_ok=True)
+        with disk_faults(RunError, Path(heatmap), "cannot be made", "choose another folder"):
+            Path(heatmap).mkdir(parents=True, exist_ok=True)
     from paceline.prediction import predict_images
     from paceline.training.opened import open_run
 
@@ -139,13 +142,14 @@ def load(run: RunPath, checkpoint: int | str | None = None, device: str = "cpu")
 
 def export(
     run: RunPath, to: ExportKind = "onnx", out: RunPath | None = None, *, checkpoint: int | str | None = None,
-    half: bool = False, images: Sequence[RunPath] = (), data: RunPath | None = None, allow_difference: bool = False,
+    half: bool = False, images: RunPath | Sequence[RunPath] = (), data: RunPath | None = None,
+    allow_difference: bool = False,
 ) -> Exported:  # fmt: skip
     """Write the network of a run as a file for other programs, with what prepares its images and a model card.
 
     The result has `folder`, `file`, `step`, and in `comparison` how the file's answers compare with the run's own.
     """
-    words = [os.fspath(each) for each in images]
+    words = [os.fspath(each) for each in ([images] if isinstance(images, str | os.PathLike) else images)]
     request = read_request(Path(run), to, _path(out), _which(checkpoint), half, words, _path(data))
     from paceline.exporting.folder import export_run
 
@@ -159,10 +163,24 @@ def _words(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         if isinstance(value, Mapping) and "name" not in value:
             yield from _words(value, f"{address}.")
         else:
-            yield f"{address}={flow(dict(value) if isinstance(value, Mapping) else value)}"
+            yield f"{address}={_flow(address, dict(value) if isinstance(value, Mapping) else value)}"
+
+
+def _flow(address: str, value: Any) -> str:
+    try:
+        return flow(value)
+    except Exception:  # noqa: BLE001 - YAML has a fault of its own for what it cannot write
+        raise SpecError(f"{address}: expected text, a number, a list or a dict, found {type(value).__name__}") from None
+
+
+def _check_top(top: int) -> None:
+    if not isinstance(top, int) or top < 1:
+        raise SpecError(f"top: expected a whole number above 0, such as top=5, found {top!r}")
 
 
 def _placed(on: str | Mapping[str, Any] | None) -> Iterator[str]:
+    if on is not None and not isinstance(on, str | Mapping):
+        raise SpecError(f"on: expected a placement's name or a dict such as {{'micro_batch': 32}}, found {on!r}")
     return _words(on, "on.") if isinstance(on, Mapping) else iter(())
 
 
@@ -171,10 +189,12 @@ def _page(on: str | Mapping[str, Any] | None) -> str | None:
 
 
 def _text(path: RunPath | None) -> str | None:
-    return None if path is None else os.fspath(path)
+    return None if path is None else str(_path(path)) if not isinstance(path, str) else path
 
 
 def _path(path: RunPath | None) -> Path | None:
+    if path is not None and not isinstance(path, str | os.PathLike):
+        raise SpecError(f"expected a path, found {path!r}; settings are words such as 'data.side=64'")
     return None if path is None else Path(path)
 
 

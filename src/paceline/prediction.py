@@ -25,7 +25,8 @@ from paceline.data.load.files import FileLoader
 from paceline.data.load.files_nvjpeg import NvjpegLoader
 from paceline.data.load.image_files import ImageFiles
 from paceline.data.load.quarantine import Quarantine
-from paceline.errors import DataError
+from paceline.errors import DataError, SpecError
+from paceline.files import disk_faults
 from paceline.model.grad_cam import grad_cam
 from paceline.model.precision import autocast
 from paceline.numpy_types import Int64s
@@ -80,11 +81,14 @@ class TrainedNetwork(nn.Module):
     def preprocess(self, image: ImageLike) -> NDArray[np.uint8]:
         """The pixels [side, side, 3] of an image, cropped and resized as validation images are."""
         if isinstance(image, str | os.PathLike):
-            return self._preprocess(Path(image).read_bytes(), str(image))
+            with disk_faults(DataError, Path(image), "cannot be read", "name an image file"):
+                return self._preprocess(Path(image).read_bytes(), str(image))
         return self._preprocess(_encoded(image, self._opened.files.turns), "image")
 
     def predict(self, image: ImageLike, top: int = 5) -> Prediction:
         """The most probable classes of an image: a path, a Pillow image, or 8-bit pixels [rows, columns, 3]."""
+        if not isinstance(top, int) or top < 1:
+            raise SpecError(f"top: expected a whole number above 0, such as top=5, found {top!r}")
         device = next(self.parameters()).device
         with torch.inference_mode():
             scores = self(torch.from_numpy(self.preprocess(image))[None].to(device))
@@ -111,7 +115,11 @@ def _encoded(image: Image.Image | NDArray[np.uint8] | Tensor, turn: bool) -> byt
             raise DataError(
                 f"pixels of {image.dtype} {tuple(image.shape)}: expected uint8 [rows, columns, 3] from 0 to 255"
             )
-        image = Image.fromarray(image)
+        image = Image.fromarray(image) if image.size else Image.new("RGB", (0, 0))
+    if not isinstance(image, Image.Image):
+        raise DataError(f"{type(image).__name__}: expected a path, a Pillow image, or 8-bit pixels [rows, columns, 3]")
+    if 0 in image.size:
+        raise DataError("the image has no pixels; give one of at least 1 x 1")
     upright = ImageOps.exif_transpose(image) if turn else image
     file = io.BytesIO()
     to_rgb(upright).save(file, "PNG", compress_level=0)

@@ -37,6 +37,8 @@ class Verbs(TyperGroup):
                     _refuse_option(fault)
                 if kind == "MissingParameter":
                     raise _missing_argument(fault) from None
+                if kind in ("NoSuchOption", "BadParameter", "BadOptionUsage", "BadArgumentUsage", "UsageError"):
+                    raise SpecError(_in_one_line(fault)) from None
                 raise
 
 
@@ -69,6 +71,15 @@ def _refuse_option(fault: Any) -> None:
         instead = f"paceline resume {value}"
     if instead:
         raise SpecError(f"there is no option {fault.option_name}; write {instead}") from None
+
+
+def _in_one_line(fault: Any) -> str:
+    """Click's own sentence on a word that it cannot use, and where the right ones are listed."""
+    from paceline.settings.read import cut
+
+    sentence = cut(fault.format_message().removesuffix("."), 400)
+    command = fault.ctx.command_path if fault.ctx else "paceline COMMAND"  # of a missing value, click does not say
+    return f"{sentence}; {command} -h lists what there is"
 
 
 def _missing_argument(fault: Any) -> SpecError:

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from paceline.errors import INTERRUPTED, Broken
+from paceline.errors import Broken, INTERRUPTED, PlanError
 from paceline.launch import MESSAGES_FOLDER, Launch
 from paceline.planning import Plan
 from paceline.settings.placement import shared_keys
@@ -236,9 +236,9 @@ def _this_host() -> str:
 
 def _check_device(kind: str) -> None:
     if kind == "cuda" and not torch.cuda.is_available():
-        raise Broken("torch cannot use a CUDA device here; write on.device=cpu, or install a CUDA build of torch")
+        raise PlanError("torch cannot use a CUDA device here; write on.device=cpu, or install a CUDA build of torch")
     if kind == "mps" and not torch.backends.mps.is_available():
-        raise Broken("torch cannot use an Apple GPU here; write on.device=cpu")
+        raise PlanError("torch cannot use an Apple GPU here; write on.device=cpu")
 
 
 def _die_with_parent() -> None:

@@ -125,11 +125,19 @@ def test_a_command_without_its_verb_prints_help_in_lines(paceline: Paceline, wor
     assert any(line.startswith("Commands:") for line in told)
 
 
-def test_an_unknown_option_that_is_no_setting_stays_the_parser_s(paceline: Paceline) -> None:
-    for words in (["train", "--replica", "2"], ["recipes", "--epochs", "3"], ["resume", "run", "--lr", "1"]):
+def test_what_the_parser_refuses_is_one_line(paceline: Paceline) -> None:
+    for words, said in (
+        (["train", "--replica", "2"], "No such option: --replica"),
+        (["recipes", "--epochs", "3"], "No such option: --epochs"),
+        (["resume", "run", "--lr", "1"], "No such option: --lr"),
+        (["train", "photos", "--out"], "Option '--out' requires an argument"),
+        (["predict", "run", "x.jpg", "--top", "0"], "Invalid value for '--top'"),
+    ):
         done = paceline(*words)
         assert done.returncode == 2
-        assert "No such option: " + words[-2] in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert done.stderr.startswith(f"error: {said}")
+        assert "-h lists" in done.stderr
 
 
 def test_a_folder_that_is_trained_in_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:

@@ -209,3 +209,26 @@ def test_what_is_no_image_is_a_fault_in_one_line(network: TrainedNetwork, tmp_pa
         paceline.load(tmp_path)
     with pytest.raises(AttributeError, match="no attribute 'fit'"):
         paceline.fit  # noqa: B018
+
+
+def test_values_of_a_wrong_type_are_one_clear_fault(
+    trained: tuple[Path, Path], network: TrainedNetwork, tmp_path: Path
+) -> None:
+    run, file = trained[0], tmp_path / "file.jpg"
+    file.touch()
+    image = np.zeros((4, 4, 3), np.uint8)
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: paceline.plan(3), "expected a path, found 3"),  # type: ignore[arg-type]
+        (lambda: paceline.train("shapes/resnet8", data={"side": 8}), "settings are words"),  # type: ignore[arg-type]
+        (lambda: paceline.plan("shapes/resnet8", epochs=object()), "epochs: expected text, a number"),
+        (lambda: paceline.plan("shapes/resnet8", on=3), "on: expected a placement's name"),  # type: ignore[arg-type]
+        (lambda: paceline.predict(run, file, top=0), "top: expected a whole number above 0"),
+        (lambda: network.predict(image, top=-1), "top: expected a whole number above 0"),
+        (lambda: network.predict(5), "int: expected a path"),  # type: ignore[arg-type]
+        (lambda: network.predict(image[:0]), "no pixels"),
+        (lambda: network.predict(tmp_path / "missing.jpg"), "cannot be read"),
+        (lambda: network.predict(tmp_path), "cannot be read"),
+    ]
+    for call, said in calls:
+        with pytest.raises(paceline.UserError, match=said):
+            call()

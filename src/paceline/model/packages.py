@@ -53,7 +53,7 @@ def _remedy(package: str, key: str) -> str:
     instead = "a .safetensors or .pth file, or a run" if key == "init.from" else "a network of Paceline's"
     version = metadata.version("torch")
     if version.endswith("+cpu"):  # pip's torchvision is built for the torch with CUDA
-        return f"pip has no torchvision for the CPU-only torch {version}, so write {instead}"
+        return f"pip has no torchvision for the CPU-only torch {version}, so give {instead}"
     release = re.match(r"2\.(\d+)", version)
     fitting = f"torchvision==0.{int(release[1]) + 15}.*" if release else "torchvision"
     packages = f"'{fitting}'" if package == "torchvision" else f"{package} '{fitting}'"

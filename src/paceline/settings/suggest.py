@@ -58,7 +58,7 @@ _ADDRESSES = {
     "on.micro_batch": "accumulate accumulation grad_accum_steps gradient_accumulation_steps accumulate_grad_batches",
     "on.precision": "amp fp16 bf16 half mixed_precision dtype",
     "on.compile": "torch_compile torchcompile",
-    "on.sinks": "tensorboard wandb mlflow loggers logger",
+    "on.sinks": "loggers logger",
     "on.keep_best": "save_best save_best_only",
     "on.save": "save_every save_interval save_period checkpoint_interval",
 }
@@ -81,7 +81,13 @@ _INSIDE = {
 """The same for keys inside a section."""
 
 _NOTHING = {
-    **dict.fromkeys(("class_weights", "class_weight", "balanced"), "there are no class weights yet"),
+    **dict.fromkeys(
+        ("class_weights", "class_weight", "balanced", "sampler", "oversample"),
+        "all images count the same; unequal classes are shown by paceline validate RUN --details",
+    ),
+    **dict.fromkeys(
+        ("tensorboard", "wandb", "mlflow"), "every run folder has its curves in training.csv and validation.csv"
+    ),
     "resume": "write: paceline resume RUN",
     **dict.fromkeys(("name", "out", "output", "output_dir", "save_dir", "project"), "write --out FOLDER"),
     **dict.fromkeys(("data_dir", "data_path", "dataset", "root"), "write --data FOLDER"),

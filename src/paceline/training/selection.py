@@ -44,7 +44,7 @@ def steps_to_evaluate(folder: Path, selection: Selection) -> list[int]:
     """The steps selected; for the newest one, followed by those that take its place if it is damaged."""
     saved = checkpoint.saved_steps(folder / "checkpoints")
     if not saved:
-        raise RunError(f"{folder}: there is no checkpoint in this run yet")
+        raise RunError(f"{folder}: there is no checkpoint in this run yet; write paceline resume {folder}")
     if selection.every:
         evaluated = {row["step"] for row in judged_rows(folder) if selection.is_made(row)}
         return [step for step in saved if step not in evaluated]

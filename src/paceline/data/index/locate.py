@@ -79,7 +79,8 @@ def locate(wanted: Data | None, folder: Path | None, progress: Progress = silent
 
 def _existing(folder: Path | None, what: str) -> Path:
     if folder is None:
-        raise DataError(f"where is {what}? write --data FOLDER, or set the DATA_DIR environment variable")
+        question = "where are the images" if what == "images" else f"where is {what}"
+        raise DataError(f"{question}? write --data FOLDER, or set the DATA_DIR environment variable")
     with disk_faults(DataError, folder, "cannot be read"):
         there = folder.is_dir()
     if not there:
