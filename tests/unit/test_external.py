@@ -386,9 +386,7 @@ def test_beside_a_torch_without_cuda_a_file_is_the_advice(package: str, monkeypa
     monkeypatch.setitem(sys.modules, package, None)
     install(monkeypatch, "2.13.0+cpu")
     plan = make_plan(f"init.from={package}:small")
-    with pytest.raises(
-        PlanError, match=r"for the CPU-only torch 2\.13\.0\+cpu, so give a \.safetensors or \.pth file"
-    ):
+    with pytest.raises(PlanError, match=r"for the CPU-only torch 2\.13\.0\+cpu, so give a \.safetensors or \.pth file"):
         initialize_state(build_state(plan, WORLD), plan)
 
 
