@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from paceline.errors import Broken, INTERRUPTED, PlanError
+from paceline.errors import INTERRUPTED, Broken, PlanError
 from paceline.launch import MESSAGES_FOLDER, Launch
 from paceline.planning import Plan
 from paceline.settings.placement import shared_keys
