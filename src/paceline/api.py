@@ -21,7 +21,7 @@ from paceline.files import disk_faults
 from paceline.job import ask, flag_words, make_job
 from paceline.record import Row, latest, rows_of
 from paceline.settings.read import flow
-from paceline.training.selection import Selection, steps_to_evaluate
+from paceline.training.selection import Selection, check_top, steps_to_evaluate
 from paceline.worker import run_verb
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def predict(
     given = find_images([os.fspath(each) for each in named], iter(()))
     if not given.paths:
         raise DataError("none of the images can be read; name JPEG, PNG or other image files")
-    _check_top(top)
+    check_top(top)
     folder, which, placed = Path(run), _which(checkpoint) or "best", [*words, *flag_words(None, device)]
     network_job(folder, placed, len(given.table))
     steps_to_evaluate(folder, Selection(which))
@@ -171,11 +171,6 @@ def _flow(address: str, value: Any) -> str:
         return flow(value)
     except Exception:  # noqa: BLE001 - YAML has a fault of its own for what it cannot write
         raise SpecError(f"{address}: expected text, a number, a list or a dict, found {type(value).__name__}") from None
-
-
-def _check_top(top: int) -> None:
-    if not isinstance(top, int) or top < 1:
-        raise SpecError(f"top: expected a whole number above 0, such as top=5, found {top!r}")
 
 
 def _placed(on: str | Mapping[str, Any] | None) -> Iterator[str]:

@@ -25,13 +25,14 @@ from paceline.data.load.files import FileLoader
 from paceline.data.load.files_nvjpeg import NvjpegLoader
 from paceline.data.load.image_files import ImageFiles
 from paceline.data.load.quarantine import Quarantine
-from paceline.errors import DataError, SpecError
+from paceline.errors import DataError
 from paceline.files import disk_faults
 from paceline.model.grad_cam import grad_cam
 from paceline.model.precision import autocast
 from paceline.numpy_types import Int64s
 from paceline.progress import Progress, silent
 from paceline.training.opened import OpenedRun
+from paceline.training.selection import check_top
 from paceline.training.session import torch_settings
 
 NO_ANSWER = "the network's scores are not finite, so it has no answer"
@@ -87,8 +88,7 @@ class TrainedNetwork(nn.Module):
 
     def predict(self, image: ImageLike, top: int = 5) -> Prediction:
         """The most probable classes of an image: a path, a Pillow image, or 8-bit pixels [rows, columns, 3]."""
-        if not isinstance(top, int) or top < 1:
-            raise SpecError(f"top: expected a whole number above 0, such as top=5, found {top!r}")
+        check_top(top)
         device = next(self.parameters()).device
         with torch.inference_mode():
             scores = self(torch.from_numpy(self.preprocess(image))[None].to(device))

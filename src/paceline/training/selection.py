@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline import checkpoint
-from paceline.errors import RunError
+from paceline.errors import RunError, SpecError
 from paceline.record import Row, best_step, judged_rows, stored_plan
 from paceline.settings.read import cut
 
@@ -75,3 +75,9 @@ def steps_to_average(folder: Path, last: int | None) -> list[int]:
             f"write --last {len(saved)} or less, or train with a larger on.keep_last"
         )
     return saved[-last:] if last else saved
+
+
+def check_top(top: object) -> None:
+    """Refuse a number of classes to answer with that is none."""
+    if not isinstance(top, int) or top < 1:
+        raise SpecError(f"top: expected a whole number above 0, such as top=5, found {top!r}")
