@@ -52,6 +52,7 @@ TESTED = {
     15: [
         "unit/test_duration.py::test_checkpoints_come_after_their_offset",
         "unit/test_requests.py::test_the_clock_of_reports_is_not_that_of_checkpoints",
+        "unit/test_save.py::test_the_newest_the_best_and_one_of_each_stretch_stay",
     ],
     16: ["unit/test_locate.py::test_datasets_dir_may_be_the_parent"],
     17: [

@@ -24,8 +24,8 @@ NEVER = ["evaluate.every=never", "on.cpu_threads=1", "report=1 epoch"]
 class Follower(Training):
     """A `paceline validate --follow` that runs in the background."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, "validate", "run", "--follow", "on.cpu_threads=1", "on.replicas=1")
+    def __init__(self, folder: Path, replicas: int = 1) -> None:
+        super().__init__(folder, "validate", "run", "--follow", "on.cpu_threads=1", f"on.replicas={replicas}")
 
     def judged(self, count: int) -> bool:
         """Whether so many checkpoints have been evaluated."""
@@ -42,18 +42,19 @@ def test_a_follower_that_is_killed_judges_every_checkpoint_of_a_run_once(tmp_pat
     first.wait_until(lambda: first.judged(2))
     first.kill()
     before = len(follow_rows(first.run))
-    last = Follower(tmp_path)
+    last = Follower(tmp_path, replicas=2)
     last.wait_until(lambda: last.judged(len(checkpoint.saved_steps(last.run / "checkpoints"))))
     assert Training(tmp_path, "resume", "run").end()[0] == 0
     status, out, errors = last.end()
-    assert (status, errors) == (0, "")
     rows = follow_rows(last.run)
+    best = max(rows, key=lambda row: (row["top1"], -row["step"]))
+    told = f"the best top-1 is {best['top1']:.2%}, at step {best['step']}"
+    assert (status, errors) == (0, f"the run has ended, with 31 checkpoints evaluated; {told}\n")
     assert Counter(row["step"] for row in rows) == Counter(range(0, 181, 6))
     assert len(out.splitlines()) == len(rows) - before
     assert not (last.run / FOLDER).exists()
     assert all(row["images"] == 37 for row in rows)
     assert not [row for row in rows_of(last.run) if row["kind"] == "validation"]
-    best = max(rows, key=lambda row: (row["top1"], -row["step"]))
     done = paceline("validate", "run", "--checkpoint", "best", "--json", "on.cpu_threads=1")
     assert [(row["step"], row["top1"]) for row in json.loads(done.stdout)] == [(best["step"], best["top1"])]
 
@@ -94,7 +95,7 @@ def test_a_follower_goes_on_where_one_was_killed_and_ends_with_the_run(tmp_path:
     with pytest.raises(RunError, match="another process follows this run"):
         Queue(run, Selection())
     with (run / FOLLOWED).open("a") as file:  # evaluated, and killed before its link was removed and in the next row
-        file.write(json.dumps(row_of(3)) + '\n{"kind": "val')
+        file.write(json.dumps(row_of(3, top1=0.5)) + '\n{"kind": "val')
     (killed.folder / ".step-000000009").mkdir()
     killed._lock.close()
     (run / "record.jsonl").write_text("".join(
@@ -103,10 +104,14 @@ def test_a_follower_goes_on_where_one_was_killed_and_ends_with_the_run(tmp_path:
     ))  # fmt: skip
     queue = Queue(run, Selection())
     assert queue.look() == (6, False)
-    queue.write(row_of(6))
+    queue.write(row_of(6, top1=0.75))
     assert queue.look() == (None, True)
     assert queue.missed() == [0]
-    assert follow_rows(run) == [row_of(3), row_of(6)]
+    assert queue.ending() == [
+        "not evaluated, since they were removed while nobody followed the run: steps 0",
+        "the run has ended, with 2 checkpoints evaluated; the best top-1 is 75.00%, at step 6",
+    ]
+    assert follow_rows(run) == [row_of(3, top1=0.5), row_of(6, top1=0.75)]
     queue.close()
     queue = Queue(run, Selection(test=tmp_path))
     assert queue.look() == (3, False)  # other images are another evaluation

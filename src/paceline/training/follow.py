@@ -21,6 +21,7 @@ from paceline.training.restore import load_checkpoint
 from paceline.training.selection import Selection
 from paceline.training.session import open_session
 from paceline.training.validation import evaluate_checkpoint
+from paceline.visible import plural
 
 FOLDER = "follow"
 PAUSE = 0.2
@@ -35,7 +36,7 @@ class Queue:
     """
 
     def __init__(self, run: Path, selection: Selection) -> None:
-        self.folder, self._run = run / FOLDER, run
+        self.folder, self._run, self._selection = run / FOLDER, run, selection
         self._lock = self._take()
         checkpoint.clear_leftovers(self.folder)
         cut_torn_line(run / FOLLOWED)
@@ -102,6 +103,19 @@ class Queue:
         saved = {row["step"] for row in rows_of(self._run) if row["kind"] == "checkpoint"}
         return sorted(saved - self._done)
 
+    def ending(self) -> list[str]:
+        """What people want to know when the run has ended: what was not evaluated, and what was best."""
+        notes = []
+        if missed := self.missed():
+            steps = ", ".join(map(str, missed))
+            notes.append(f"not evaluated, since they were removed while nobody followed the run: steps {steps}")
+        rows = [row for row in follow_rows(self._run) if self._selection.is_made(row)]
+        told = f"the run has ended, with {plural(len(rows), 'checkpoint')} evaluated"
+        if rows:
+            best = max(rows, key=lambda row: row["top1"])
+            told += f"; the best top-1 is {best['top1']:.2%}, at step {best['step']}"
+        return [*notes, told]
+
     def _remove(self, step: int) -> None:
         shutil.rmtree(self.folder / checkpoint.name_of(step), ignore_errors=True)
 
@@ -164,9 +178,8 @@ def follow_run(job: Job, folder: Path, selection: Selection, show: Callable[[Row
                 row = {"kind": selection.kind, **values}
                 queue.write(row)
                 show(row)
-            if queue and (missed := queue.missed()):
-                steps = ", ".join(map(str, missed))
-                notes.append(f"not evaluated, since they were removed while nobody followed the run: steps {steps}")
+            if queue:
+                notes += queue.ending()
         finally:
             if queue:
                 queue.close()
