@@ -33,8 +33,8 @@ STEPS = 2
 LARGE_BATCH = 32
 """Global batches above it are shrunk."""
 HUGE = 100_000_000
-"""Networks with more parameters could fill the memory if they ran side by side: one runs after the other, on images of
-64 pixels, which leave their parameters as they are."""
+"""Networks with more parameters could fill the memory: one runs after the other, on images of 64 pixels, which leave
+their parameters as they are, and in steps of three images, which at most three replicas can share."""
 SECONDS = 3600
 """After which a recipe counts as hung."""
 
@@ -46,10 +46,10 @@ def words(name: str) -> list[str]:
     added = ["data=generated", "data.images=256", "data.validation_images=8", "data.classes=10"]
     if read_recipe(name, [])[0].init.from_ is not None:
         added += ["init.from=null"]  # published weights need a package or the network
+    if _parameters(name) > HUGE:
+        return [*added, "data.side=64", "global_batch=3", "norm_batch=3"]
     recipe, _ = read_recipe(name, added)
     small, _ = shrink(recipe, above=LARGE_BATCH)
-    if _parameters(name) > HUGE:
-        added += ["data.side=64"]
     if small.global_batch != recipe.global_batch:
         added += [f"global_batch={small.global_batch}", f"norm_batch={small.norm_batch}"]
     return added
