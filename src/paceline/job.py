@@ -356,7 +356,11 @@ def _settings_to_evaluate(folder: Path, data: Data | None, test: Path) -> Files:
     if not isinstance(data, Files) or names is None:
         raise RunError(f"--test {test}: {folder} was not trained on images in files, so no names of classes are known")
     if not os.path.isdir(test):  # noqa: PTH112
-        what = "this is a file; write the folder of the images" if _is_file(test) else "there is no such folder"
+        what = (
+            "this is a file; write the folder of the images"
+            if _is_file(test)
+            else "there is no such folder; write one with the images of each class in a folder"
+        )
         raise DataError(f"--test {test}: {what}")
     with progress_bar() as progress:
         return locate.evaluation_files(data, names, test, progress)
