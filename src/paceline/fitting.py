@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,20 +67,21 @@ _FROM_SCRATCH = _Length(steps=3_000, most_epochs=300, images=10_000_000)
 _TUNED = _Length(steps=500, most_epochs=100, images=3_000_000)
 
 
-def choose(folder: Path, words: Sequence[str], data: Files, progress: Progress = silent) -> list[Choice]:
+def choose(folder: Path, words: Sequence[str], written: Recipe, progress: Progress = silent) -> list[Choice]:
     """The recipe for what is in a folder and the settings that fit it, leaving alone what the words say.
 
-    `data` are the settings of images in files with those words in place of its own.
+    `written` is the recipe for random weights with those words in place of its own.
     """
     name = recognize(folder)
     if name != "images":
         choices = [Choice("recipe", CIFAR[name], f"the files are those of {name}")]
         return choices if name == "cifar10" else [*choices, Choice("data", name, "the recipe is made for CIFAR-10")]
     given = {word.partition("=")[0]: word.partition("=")[2] for word in words}
-    data, index = _open(data, folder, progress)
+    assert isinstance(written.data, Files)
+    data, index = _open(written.data, folder, progress)
     if len(index.classes) == 1000 and len(index.training) > 1_200_000:
         return [Choice("recipe", FOR_IMAGENET, f"{len(index.training):,} images of 1,000 classes are ImageNet")]
-    choices = _recipe(index, given)
+    choices = _recipe(index, given, written.init.from_)
     if data.labels is not None:
         choices.append(Choice("data.labels", data.labels, "the folders are no classes, and this file lists the images"))
     if not len(index.validation):
@@ -131,12 +132,11 @@ def _tables_in(folder: Path) -> list[str]:
     return sorted(names, key=lambda name: (not any(word in name.lower() for word in likely), name))[:4]
 
 
-def _recipe(index: Index, given: dict[str, str]) -> list[Choice]:
-    """The recipe, and the network that its weights are of where the recipe has another one."""
+def _recipe(index: Index, given: dict[str, str], source: str | None) -> list[Choice]:
+    """The recipe for some images, and where weights are at hand, the network that they are of."""
     # Weights that are found are those of one network, which is of no use to another one that was asked for.
     asked = {"model", "model.name"} & given.keys()
-    found = None if asked else weights_at_hand()
-    weights = given.get("init.from") or found
+    weights = source if asked or "init.from" in given else source or weights_at_hand()
     why = f"{weights} are weights to begin with" if weights else "no pretrained weights are at hand (init.from)"
     reason = f"{len(index.training):,} images of {len(index.classes):,} classes, and {why}"
     if weights is None:
@@ -149,16 +149,22 @@ def _recipe(index: Index, given: dict[str, str]) -> list[Choice]:
             f"init.from: {weights}: which network these weights are of cannot be told; write model=NAME (`paceline "
             "models` lists them)"
         )
-    # Those for EfficientNets train with AdamW, and without stochastic depth; MobileNets are made of the same units.
-    mobile = network["name"].startswith(("efficientnet", "mobilenet"))
-    page = LITE_FINETUNE if mobile else FINETUNE
-    if network["name"].startswith("efficientnet"):
-        network = {"survival": 1.0} | network
-    own = build(Recipe, shipped.tree("recipes", page)).model.model_dump(mode="json", exclude_defaults=True)
-    changed = {"model": network.pop("name"), **{f"model.{key}": flow(value) for key, value in network.items()}}
-    same = own == {"name": changed["model"], **network}
-    of_weights = f"{weights} holds weights of it"
-    return [Choice("recipe", page, reason)] + [Choice(k, v, of_weights) for k, v in changed.items() if not same]
+    # MobileNets are made of the same units as EfficientNets.
+    name = LITE_FINETUNE if network["name"].startswith(("efficientnet", "mobilenet")) else FINETUNE
+    return [Choice("recipe", name, reason), *_network(network, name, weights)]
+
+
+def _network(network: dict[str, Any], recipe: str, weights: str) -> Iterator[Choice]:
+    """The network that weights are of, where a recipe has another one."""
+    model = build(Recipe, shipped.tree("recipes", recipe)).model
+    if network["name"] == model.name and len(network) == 1:
+        return
+    yield Choice("model", network["name"], f"{weights} holds weights of it")
+    for key, value in network.items():
+        if key != "name":
+            yield Choice(f"model.{key}", flow(value), f"{weights} holds weights of such a network")
+    if network["name"].startswith("efficientnet") and "survival" not in network:
+        yield Choice("model.survival", "1", "fine-tuning needs no stochastic depth")
 
 
 def _fit_side(index: Index, given: dict[str, str], page: Recipe) -> Iterator[Choice]:

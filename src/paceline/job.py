@@ -95,11 +95,10 @@ def ask(recipe: str | None, words: list[str], data: Path | None) -> Asked:
         return Asked(DEFAULT_RECIPE, words, data)
     folder = locate.dataset_folder(folder)
     check_folder("", None, folder)
-    settings, _ = read_recipe(SCRATCH, words)  # refuses a wrong word before all files are looked at
-    assert isinstance(settings.data, Files)
+    written, _ = read_recipe(SCRATCH, words)  # refuses a wrong word before all files are looked at
     try:
         with progress_bar() as progress:
-            choices = choose(folder, words, settings.data, progress)
+            choices = choose(folder, words, written, progress)
     except DataError as fault:
         if data is not None:
             raise

@@ -33,9 +33,8 @@ def photos(folder: Path, count: int = 60, size: tuple[int, int] = (300, 260)) ->
 
 
 def chosen(folder: Path, *words: str) -> dict[str, str]:
-    data = read_recipe(fitting.SCRATCH, list(words))[0].data
-    assert isinstance(data, Files)
-    return {choice.key: choice.value for choice in choose(folder, words, data)}
+    written, _ = read_recipe(fitting.SCRATCH, list(words))
+    return {choice.key: choice.value for choice in choose(folder, words, written)}
 
 
 def test_few_images_get_small_steps_and_more_epochs(tmp_path: Path) -> None:
@@ -88,6 +87,7 @@ def test_weights_that_are_at_hand_are_tuned(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(fitting, "find_spec", lambda _: object())
     assert chosen(folder)["recipe"] == "images/efficientnet-lite0-finetune"
     assert chosen(folder, "model=resnet18")["recipe"] == "images/resnet18"
+    assert chosen(folder, "init.from=null")["recipe"] == "images/resnet18"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_weights_that_are_at_hand_are_tuned(tmp_path: Path, monkeypatch: pytest.
     [
         ("torchvision:resnet50", "resnet50", {}),
         ("torchvision:resnet18", "resnet50", {"model": "resnet18"}),
-        ("timm:efficientnet_b0", "efficientnet-lite0", {"model": "efficientnet-b0", "model.survival": "1.0"}),
+        ("timm:efficientnet_b0", "efficientnet-lite0", {"model": "efficientnet-b0", "model.survival": "1"}),
         ("timm:efficientnet_lite0", "efficientnet-lite0", {}),
         ("torchvision:mobilenet_v2", "efficientnet-lite0", {"model": "mobilenet-v2"}),
     ],
