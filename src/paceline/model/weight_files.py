@@ -18,7 +18,7 @@ from paceline.model.tables import MEMBERS
 WEIGHT_FILES = (".pth", ".pt", ".safetensors")
 STATE_KEYS = ("state_dict_ema", "state_dict", "model", "model_state_dict")
 """What training scripts call the tensors in a file that holds more."""
-_COUNTED = ("running_mean", "running_var", "num_batches_tracked")
+_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """The last words of tensors that are no parameters."""
 _MOST = 100 << 20
 Shape = tuple[int, ...]
@@ -41,7 +41,7 @@ def tensor_names(path: Path) -> Iterable[str]:
 
 def network_in(path: Path) -> str | None:
     """The network whose weights a file holds, by the number of their parameters; None where no network has as many."""
-    shapes = [shape for name, shape in _tensor_shapes(path).items() if not name.endswith(_COUNTED)]
+    shapes = [shape for name, shape in _tensor_shapes(path).items() if not name.endswith(_BUFFERS)]
     count, classes = sum(map(math.prod, shapes)), {shape[0] for shape in shapes if shape}
     for row in MEMBERS:
         others, odd = divmod(count - row.parameters, row.class_parameters)
