@@ -124,8 +124,13 @@ def predict(
     from paceline.prediction import predict_images
     from paceline.training.opened import open_run
 
-    opened = open_run(folder, which, placed, len(given.table))
-    return list(predict_images(opened, given.table, {}, top, _path(heatmap)))
+    opened, skipped = open_run(folder, which, placed, len(given.table)), dict(given.unreadable)
+    predictions = list(predict_images(opened, given.table, skipped, top, _path(heatmap)))
+    if not predictions:
+        path, reason = next(iter(skipped.items()))
+        more = f" (and {len(skipped) - 1:,} more)" if len(skipped) > 1 else ""
+        raise DataError(f"{path}: {reason}{more}, so that nothing can be predicted")
+    return predictions
 
 
 def load(run: RunPath, checkpoint: int | str | None = None, device: str = "cpu") -> TrainedNetwork:

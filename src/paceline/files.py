@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import stat
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -50,6 +51,14 @@ def write_whole(path: Path, content: bytes | str, sync: bool = False) -> None:
     """Replace the content of a file such that a reader, or a kill, never sees half of it."""
     with new_file(path, sync) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def try_writing(path: Path) -> None:
+    """Raise the OSError that writing a file would, without writing it."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a folder")
+    with tempfile.TemporaryFile(dir=path.parent):
+        pass
 
 
 def open_file(path: Path) -> IO[bytes]:

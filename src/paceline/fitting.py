@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,12 +16,15 @@ from paceline.data.index.formats import visible_entries
 from paceline.data.index.locate import recognize
 from paceline.data.index.scan import open_index
 from paceline.data.index.table import Flag, Index
-from paceline.errors import DataError
+from paceline.errors import DataError, SpecError
+from paceline.model.sources import network_of
 from paceline.progress import Progress, silent
 from paceline.settings import shipped
 from paceline.settings.build import build
 from paceline.settings.data import Files
+from paceline.settings.read import flow
 from paceline.settings.recipe import Recipe
+from paceline.visible import plural
 
 FOR_IMAGENET = "timm/resnet50-a3"
 SCRATCH = "images/resnet18"
@@ -64,20 +67,21 @@ _FROM_SCRATCH = _Length(steps=3_000, most_epochs=300, images=10_000_000)
 _TUNED = _Length(steps=500, most_epochs=100, images=3_000_000)
 
 
-def choose(folder: Path, words: Sequence[str], data: Files, progress: Progress = silent) -> list[Choice]:
+def choose(folder: Path, words: Sequence[str], written: Recipe, progress: Progress = silent) -> list[Choice]:
     """The recipe for what is in a folder and the settings that fit it, leaving alone what the words say.
 
-    `data` are the settings of images in files with those words in place of its own.
+    `written` is the recipe for random weights with those words in place of its own.
     """
     name = recognize(folder)
     if name != "images":
         choices = [Choice("recipe", CIFAR[name], f"the files are those of {name}")]
         return choices if name == "cifar10" else [*choices, Choice("data", name, "the recipe is made for CIFAR-10")]
     given = {word.partition("=")[0]: word.partition("=")[2] for word in words}
-    data, index = _open(data, folder, progress)
+    assert isinstance(written.data, Files)
+    data, index = _open(written.data, folder, progress)
     if len(index.classes) == 1000 and len(index.training) > 1_200_000:
         return [Choice("recipe", FOR_IMAGENET, f"{len(index.training):,} images of 1,000 classes are ImageNet")]
-    choices = [_recipe(index, given)]
+    choices = _recipe(index, given, written.init.from_)
     if data.labels is not None:
         choices.append(Choice("data.labels", data.labels, "the folders are no classes, and this file lists the images"))
     if not len(index.validation):
@@ -128,15 +132,39 @@ def _tables_in(folder: Path) -> list[str]:
     return sorted(names, key=lambda name: (not any(word in name.lower() for word in likely), name))[:4]
 
 
-def _recipe(index: Index, given: dict[str, str]) -> Choice:
+def _recipe(index: Index, given: dict[str, str], source: str | None) -> list[Choice]:
+    """The recipe for some images, and where weights are at hand, the network that they are of."""
     # Weights that are found are those of one network, which is of no use to another one that was asked for.
-    found = None if {"model", "model.name"} & given.keys() else weights_at_hand()
-    weights = given.get("init.from") or found
+    asked = {"model", "model.name"} & given.keys()
+    weights = source if asked or "init.from" in given else source or weights_at_hand()
     why = f"{weights} are weights to begin with" if weights else "no pretrained weights are at hand (init.from)"
     reason = f"{len(index.training):,} images of {len(index.classes):,} classes, and {why}"
     if weights is None:
-        return Choice("recipe", SCRATCH, reason)
-    return Choice("recipe", LITE_FINETUNE if LITE_PACKAGE in weights else FINETUNE, reason)
+        return [Choice("recipe", SCRATCH, reason)]
+    if LITE_PACKAGE in weights or asked:
+        return [Choice("recipe", LITE_FINETUNE if LITE_PACKAGE in weights else FINETUNE, reason)]
+    network = network_of(weights)
+    if network is None:
+        raise SpecError(
+            f"init.from: {weights}: which network these weights are of cannot be told; write model=NAME (`paceline "
+            "models` lists them)"
+        )
+    # MobileNets are made of the same units as EfficientNets.
+    name = LITE_FINETUNE if network["name"].startswith(("efficientnet", "mobilenet")) else FINETUNE
+    return [Choice("recipe", name, reason), *_network(network, name, weights)]
+
+
+def _network(network: dict[str, Any], recipe: str, weights: str) -> Iterator[Choice]:
+    """The network that weights are of, where a recipe has another one."""
+    model = build(Recipe, shipped.tree("recipes", recipe)).model
+    if network["name"] == model.name and len(network) == 1:
+        return
+    yield Choice("model", network["name"], f"{weights} holds weights of it")
+    for key, value in network.items():
+        if key != "name":
+            yield Choice(f"model.{key}", flow(value), f"{weights} holds weights of such a network")
+    if network["name"].startswith("efficientnet") and "survival" not in network:
+        yield Choice("model.survival", "1", "fine-tuning needs no stochastic depth")
 
 
 def _fit_side(index: Index, given: dict[str, str], page: Recipe) -> Iterator[Choice]:
@@ -155,7 +183,7 @@ def _fit_length(images: int, given: dict[str, str], page: Recipe) -> Iterator[Ch
     largest = max(min(images, _SMALLEST_BATCH), images / _STEPS_IN_EPOCH)
     batch = min(page.global_batch, 1 << int(math.log2(max(1, largest))))
     if batch < page.global_batch:
-        yield Choice("global_batch", str(batch), f"an epoch of {images:,} images then has {images / batch:.3g} steps")
+        yield Choice("global_batch", str(batch), f"an epoch of {images:,} images then has {_steps(images / batch)}")
     batch = _number(given, "global_batch", batch)
     most = page.norm_batch or batch
     norm = next(size for size in range(min(most, batch), 0, -1) if batch % size == 0)
@@ -164,11 +192,15 @@ def _fit_length(images: int, given: dict[str, str], page: Recipe) -> Iterator[Ch
     assert isinstance(page.epochs, float)  # the pages that are fitted say so many epochs
     epochs = min(length.most_epochs, math.ceil(length.steps * batch / images))
     if epochs > page.epochs:
-        steps = epochs * images // batch
-        yield Choice("epochs", str(epochs), f"few images need more epochs: these are {steps:,} steps")
+        steps = plural(epochs * images // batch, "step")
+        yield Choice("epochs", str(epochs), f"few images need more epochs: these are {steps}")
     elif page.epochs * images > length.images:
         fewer = max(10, round(length.images / images))
         yield Choice("epochs", str(fewer), f"{images:,} images are many, so that fewer epochs do")
+
+
+def _steps(count: float) -> str:
+    return "1 step" if count == 1 else f"{count:.3g} steps"
 
 
 def _number(given: dict[str, str], key: str, chosen: int) -> int:

@@ -95,11 +95,10 @@ def ask(recipe: str | None, words: list[str], data: Path | None) -> Asked:
         return Asked(DEFAULT_RECIPE, words, data)
     folder = locate.dataset_folder(folder)
     check_folder("", None, folder)
-    settings, _ = read_recipe(SCRATCH, words)  # refuses a wrong word before all files are looked at
-    assert isinstance(settings.data, Files)
+    written, _ = read_recipe(SCRATCH, words)  # refuses a wrong word before all files are looked at
     try:
         with progress_bar() as progress:
-            choices = choose(folder, words, settings.data, progress)
+            choices = choose(folder, words, written, progress)
     except DataError as fault:
         if data is not None:
             raise
@@ -356,7 +355,11 @@ def _settings_to_evaluate(folder: Path, data: Data | None, test: Path) -> Files:
     if not isinstance(data, Files) or names is None:
         raise RunError(f"--test {test}: {folder} was not trained on images in files, so no names of classes are known")
     if not os.path.isdir(test):  # noqa: PTH112
-        what = "this is a file; write the folder of the images" if _is_file(test) else "there is no such folder"
+        what = (
+            "this is a file; write the folder of the images"
+            if _is_file(test)
+            else "there is no such folder; write one with the images of each class in a folder"
+        )
         raise DataError(f"--test {test}: {what}")
     with progress_bar() as progress:
         return locate.evaluation_files(data, names, test, progress)

@@ -258,7 +258,7 @@ def _run_of(folder: Path) -> str:
     """What to write where a checkpoint stands in place of its run."""
     run, step = folder.parent.parent, folder.name.removeprefix("step-")
     if not step.isdigit() or not os.path.isfile(run / PLAN):  # noqa: PTH113
-        return ""
+        return "; name the folder that `paceline train` printed as its run folder, such as runs/first"
     return f"; it is a checkpoint: write {run}, and --checkpoint {int(step)} to validate, predict or export with it"
 
 

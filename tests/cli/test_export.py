@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from conftest import SMALL, run_in
+from paceline.errors import RunError
+from paceline.exporting.request import read_request
 from trained_run import train_on_images
 
 
@@ -27,6 +29,16 @@ def test_what_was_measured_is_printed(folder: Path) -> None:
     done = run_in(folder, "export", "run", "--to", "safetensors", "--out", "shared", "--json")
     measured = json.loads(done.stdout)
     assert (measured["file"], measured["images"], measured["equal"]) == ("shared/model.safetensors", 15, 15)
+
+
+@pytest.mark.parametrize("out", ["page.txt/x", "/proc/x"])
+def test_a_folder_that_cannot_be_written_is_told_before_torch_is_loaded(
+    folder: Path, out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "page.txt").write_text("")
+    with pytest.raises(RunError, match=rf"^{out}: cannot be written: .*; choose another folder with --out$"):
+        read_request(folder / "run", "safetensors", Path(out), None, False, [], None)
 
 
 def test_where_the_data_are_gone_other_images_are_asked_for(folder: Path) -> None:

@@ -80,6 +80,16 @@ def test_what_is_asked_wrongly_is_refused(
         predict.run(folder / "run", [str(folder / "data/val")], which, 5, threshold, None, None, None, True)
 
 
+@pytest.mark.parametrize(("table", "why"), [("gone/x.csv", "No such file or directory"), ("data", "is a folder")])
+def test_a_table_that_cannot_be_written_is_told_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, table: str, why: str
+) -> None:
+    monkeypatch.setattr(predict, "_predict", lambda *_: pytest.fail("it was predicted"))
+    fault = f"{table}: cannot be written: {why}; choose another file with --csv"
+    with pytest.raises(RunError, match=fault):
+        predict.run(folder / "run", [str(folder / "data/val")], None, 5, None, None, folder / table, None, False)
+
+
 def test_a_network_whose_scores_are_not_finite_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.training.opened.OpenedRun.scores", lambda *_: torch.full((15, 3), torch.nan))
     with pytest.raises(RunError, match="scores are not finite, so it has no answer; choose another step"):
@@ -89,7 +99,7 @@ def test_a_network_whose_scores_are_not_finite_is_refused(folder: Path, monkeypa
 def test_faults_are_one_line(folder: Path) -> None:
     for words, message in (
         (["run", "gone.jpg"], "error: gone.jpg: there is no such file or folder"),
-        (["data", "data/val"], "error: data: this is no run folder"),
+        (["data", "data/val"], "error: data: this is no run folder ('plan.yaml' is missing); name the folder that"),
         (["run", "bad.jpg", *ONE], "error: none of the images can be read"),
     ):
         done = run_in(folder, "predict", *words)

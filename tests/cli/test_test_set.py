@@ -99,7 +99,10 @@ def to_test(*words: str, test: str = "rest") -> Job:
 
 
 def test_what_cannot_be_judged_is_told_in_one_line(folder: Path, paceline: Paceline) -> None:
-    with pytest.raises(DataError, match=r"^--test nowhere: there is no such folder$"):
+    with pytest.raises(
+        DataError,
+        match=r"^--test nowhere: there is no such folder; write one with the images of each class in a folder$",
+    ):
         to_test(test="nowhere")
     with pytest.raises(DataError, match=r"^--test page.yaml: this is a file; write the folder of the images$"):
         to_test(test="page.yaml")

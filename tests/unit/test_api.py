@@ -199,12 +199,16 @@ def test_a_loaded_network_is_a_module_of_8_bit_images(network: TrainedNetwork) -
     assert sum(parameter.numel() for parameter in network.parameters()) > 0
 
 
-def test_what_is_no_image_is_a_fault_in_one_line(network: TrainedNetwork, tmp_path: Path) -> None:
+def test_what_is_no_image_is_a_fault_in_one_line(
+    trained: tuple[Path, Path], network: TrainedNetwork, tmp_path: Path
+) -> None:
     (tmp_path / "bad.jpg").write_bytes(b"nothing")
     with pytest.raises(paceline.UserError, match=r"bad.jpg: its first bytes are not those of an image"):
         network.predict(tmp_path / "bad.jpg")
     with pytest.raises(paceline.UserError, match=r"pixels of float32 \(3, 8, 8\): expected uint8 \[rows, columns, 3\]"):
         network.predict(torch.zeros(3, 8, 8))
+    with pytest.raises(paceline.UserError, match=r"bad.jpg: its first bytes .*, so that nothing can be predicted"):
+        paceline.predict(trained[0], tmp_path / "bad.jpg")
     with pytest.raises(paceline.UserError, match="this is no run folder"):
         paceline.load(tmp_path)
     with pytest.raises(AttributeError, match="no attribute 'fit'"):

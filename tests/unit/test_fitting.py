@@ -13,7 +13,7 @@ from paceline.data.index.formats import folder as folders
 from paceline.data.index.table import ROW, Index, Strings, Table
 from paceline.errors import DataError, SpecError
 from paceline.fitting import choose
-from paceline.job import DEFAULT_RECIPE, ask, make_job, read_recipe
+from paceline.job import DEFAULT_RECIPE, ask, make_job, prepare_folder, read_recipe
 from paceline.settings.data import Cifar, Files
 
 
@@ -33,9 +33,8 @@ def photos(folder: Path, count: int = 60, size: tuple[int, int] = (300, 260)) ->
 
 
 def chosen(folder: Path, *words: str) -> dict[str, str]:
-    data = read_recipe(fitting.SCRATCH, list(words))[0].data
-    assert isinstance(data, Files)
-    return {choice.key: choice.value for choice in choose(folder, words, data)}
+    written, _ = read_recipe(fitting.SCRATCH, list(words))
+    return {choice.key: choice.value for choice in choose(folder, words, written)}
 
 
 def test_few_images_get_small_steps_and_more_epochs(tmp_path: Path) -> None:
@@ -80,7 +79,7 @@ def test_a_word_takes_the_place_of_a_choice(tmp_path: Path) -> None:
 
 def test_weights_that_are_at_hand_are_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = photos(tmp_path / "photos")
-    assert chosen(folder, "init.from=mine.pth")["recipe"] == "images/resnet50-finetune"
+    assert chosen(folder, "init.from=torchvision:resnet50")["recipe"] == "images/resnet50-finetune"
     monkeypatch.setattr(fitting, "find_spec", lambda name: object() if name == "torchvision" else None)
     assert chosen(folder)["recipe"] == "images/resnet18"
     put(tmp_path / "torch", "hub/checkpoints/resnet50-11ad3fa6.pth")
@@ -88,6 +87,45 @@ def test_weights_that_are_at_hand_are_tuned(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(fitting, "find_spec", lambda _: object())
     assert chosen(folder)["recipe"] == "images/efficientnet-lite0-finetune"
     assert chosen(folder, "model=resnet18")["recipe"] == "images/resnet18"
+    assert chosen(folder, "init.from=null")["recipe"] == "images/resnet18"
+
+
+@pytest.mark.parametrize(
+    ("source", "recipe", "words"),
+    [
+        ("torchvision:resnet50", "resnet50", {}),
+        ("torchvision:resnet18", "resnet50", {"model": "resnet18"}),
+        ("timm:efficientnet_b0", "efficientnet-lite0", {"model": "efficientnet-b0", "model.survival": "1"}),
+        ("timm:efficientnet_lite0", "efficientnet-lite0", {}),
+        ("torchvision:mobilenet_v2", "efficientnet-lite0", {"model": "mobilenet-v2"}),
+    ],
+)
+def test_the_network_is_that_of_the_weights(tmp_path: Path, source: str, recipe: str, words: dict[str, str]) -> None:
+    found = chosen(photos(tmp_path / "photos"), f"init.from={source}")
+    assert found["recipe"] == f"images/{recipe}-finetune"
+    assert {key: value for key, value in found.items() if key.startswith("model")} == words
+
+
+def test_the_network_is_that_of_a_run_that_is_begun_from(tmp_path: Path) -> None:
+    folder = photos(tmp_path / "photos", size=(40, 40))
+    asked = ask(str(folder), ["model=resnet20", "model.shortcut=projection"], None)
+    prepare_folder(make_job(asked.name, asked.words, asked.data, None, None, "cpu"), tmp_path / "run")
+    found = chosen(folder, f"init.from={tmp_path / 'run'}")
+    assert (found["recipe"], found["model"], found["model.shortcut"]) == (fitting.FINETUNE, "resnet20", "projection")
+    assert "model" not in chosen(folder, f"init.from={tmp_path / 'run'}", "model=resnet8")
+
+
+@pytest.mark.parametrize("source", ["timm:convnext_tiny", "mine.pth"])
+def test_weights_of_no_known_network_ask_for_its_name(tmp_path: Path, source: str) -> None:
+    (tmp_path / "mine.pth").write_bytes(b"not weights")
+    with pytest.raises(SpecError, match=rf"init.from: {source}: which network .* cannot be told; write model=NAME"):
+        chosen(photos(tmp_path / "photos"), f"init.from={source}")
+
+
+def test_one_step_is_no_steps(tmp_path: Path) -> None:
+    folder = photos(tmp_path / "photos", count=10)
+    asked = ask(str(folder), [], None)
+    assert "an epoch of 8 images then has 1 step" in [choice.reason for choice in asked.choices]
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])

@@ -57,6 +57,7 @@ def test_the_size_is_read_and_what_cannot_be_read_is_told(photos: Path) -> None:
     ("word", "message"),
     [
         ("gone.jpg", "gone.jpg: there is no such file or folder; name images, folders"),
+        ("-", "-: standard input names no image; write one path to a line"),
         ("*.gif", r"\*.gif: no file matches"),
         ("empty", "empty: there are no images here"),
         ("empty.csv", "empty.csv: names no image"),

@@ -149,6 +149,20 @@ def test_class_folders_with_parts_of_their_own_are_data_sets(tmp_path: Path) -> 
         open_index(files(validation=0.5), tmp_path)
 
 
+def test_images_none_of_which_can_be_read_are_nothing_to_train_on(tmp_path: Path) -> None:
+    folder = put(tmp_path / "photos", *PARTS, content=b"nothing")
+    with pytest.raises(DataError, match="none of the training images can be read; `paceline data check"):
+        locate.locate(files(), folder)
+
+
+@pytest.mark.parametrize("key", ["labels", "relabel"])
+def test_a_file_of_labels_that_is_missing_is_not_taken_for_none(tmp_path: Path, key: str) -> None:
+    folder = put(tmp_path / "photos", *PARTS)
+    open_index(files(), folder)  # which is kept, and must not stand for another one
+    with pytest.raises(DataError, match=rf"gone.csv: the file of labels \(data.{key}\) cannot be read"):
+        open_index(files(**{key: "gone.csv"}), folder)
+
+
 def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:
     put(tmp_path, "train/cat/1.jpg", "val/cat/2.jpg")
     with pytest.raises(DataError, match="all images are of one class, 'cat', so nothing can be learned; add another"):

@@ -64,6 +64,11 @@ def test_a_peak_that_is_never_reached_is_noted(tmp_path: Path, words: list[str],
     assert note.endswith("write schedule.warmup=5%")
 
 
+@pytest.mark.parametrize(("images", "said"), [(81, ["epochs is 2, and whole steps make 1.99 (40 steps)"]), (80, [])])
+def test_epochs_that_whole_steps_do_not_make_are_noted(tmp_path: Path, images: int, said: list[str]) -> None:
+    assert notes(job_of(folder_of(tmp_path, cat=(80, 30), dog=(images, 30)), "epochs=2")) == said
+
+
 def test_a_validation_of_few_images_is_noted(tmp_path: Path) -> None:
     folder = put(tmp_path / "photos", *(f"{number}/{number}.jpg" for number in range(20)), "1/a.jpg", "2/b.jpg")
     (note,) = notes(job_of(folder, "data.validation=20%"))
@@ -71,6 +76,11 @@ def test_a_validation_of_few_images_is_noted(tmp_path: Path) -> None:
         "there are only 2 validation images for data.validation=20%, since a class of one image is only trained on: "
         "each is 50.0% of top-1"
     )
+
+
+def test_one_validation_image_is_no_images(tmp_path: Path) -> None:
+    (note,) = notes(job_of(folder_of(tmp_path, cat=(40, 1), dog=(40, 0))))
+    assert note == "there is only 1 validation image: each is 100.0% of top-1"
 
 
 def test_unequal_classes_are_noted_with_the_share_of_the_largest(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 
 from conftest import make_recipe
 from paceline.errors import DataError, PlanError, UserError
-from paceline.model.sources import contradictions, follow_source, locate_source, tensor_names, told
+from paceline.model.sources import contradictions, follow_source, locate_source, told
+from paceline.model.weight_files import tensor_names
 from paceline.settings.data import Center, Files
 from paceline.settings.model import EfficientNet
 from paceline.settings.read import Tree, dump

@@ -19,6 +19,7 @@ from paceline.reconcile import for_files
 from paceline.settings.configurations import stands_for
 from paceline.settings.data import Files, Made
 from paceline.settings.recipe import Recipe
+from paceline.visible import plural
 
 _UNEQUAL = 3
 """So many times the images of the smallest class make the largest one worth a word."""
@@ -40,6 +41,7 @@ def describe_found(index: Index) -> str:
     names = ", ".join(f"{index.classes[number]} {int(sizes[number]):,}" for number in largest)
     more = f", {len(sizes) - _NAMED:,} more" if len(sizes) > _NAMED else ""
     rows = np.concatenate([index.training.rows, index.validation.rows])
+    rows = rows[(rows["flags"] & Flag.UNREADABLE) == 0]
     width, height = (int(np.median(rows[key])) for key in ("width", "height"))
     return (
         f"{len(index.training):,} images to train on and {len(index.validation):,} to validate on, of "
@@ -89,9 +91,8 @@ def _length_notes(plan: Plan) -> list[str]:
             f"a smaller global_batch makes more steps"
         )
     asked, actual = plan.epochs, plan.epoch(plan.steps)
-    if abs(actual - asked) > 0.01 * asked:
-        steps = f"{plan.steps:,} step{'s' if plan.steps > 1 else ''}"
-        notes.append(f"epochs is {asked:g}, and whole steps make {actual:.3g} ({steps})")
+    if f"{actual:.3g}" != f"{asked:.3g}":  # as the end of the run prints it
+        notes.append(f"epochs is {asked:g}, and whole steps make {actual:.3g} ({plural(plan.steps, 'step')})")
     return notes
 
 
@@ -120,7 +121,8 @@ def _validation_notes(plan: Plan) -> list[str]:
     why = ""
     if asked is not None and count < 0.5 * asked * (count + plan.facts.images):
         why = f" for data.validation={asked:.0%}, since a class of one image is only trained on"
-    return [f"there are only {count:,} validation images{why}: each is {1 / count:.1%} of top-1"]
+    only = f"there {'is' if count == 1 else 'are'} only {plural(count, 'validation image')}"
+    return [f"{only}{why}: each is {1 / count:.1%} of top-1"]
 
 
 def _class_notes(index: Index) -> list[str]:

@@ -12,7 +12,7 @@ from paceline.command.tables import show_rows
 from paceline.data.index.given import GivenImages, find_images
 from paceline.errors import DataError, RunError, SpecError
 from paceline.evaluating import network_job
-from paceline.files import disk_faults, write_whole
+from paceline.files import disk_faults, try_writing, write_whole
 from paceline.job import flag_words
 from paceline.progress import notify, progress_bar
 from paceline.record import json_text
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 BEST = "best"
 """The checkpoint that a trained network is used at, unless another one is asked for."""
+_OTHER_FILE = "choose another file with --csv"
 _SHOWN = 3
 """How many classes besides the answer a table has room for."""
 
@@ -41,6 +42,9 @@ def run(
     which = checkpoint or BEST
     plan = network_job(folder, placed, len(images.table) or None).plan
     steps_to_evaluate(folder, Selection(which))  # what is missing is told before torch is loaded
+    if table is not None:
+        with disk_faults(RunError, table, "cannot be written", _OTHER_FILE):
+            try_writing(table)
     if heatmap is not None:
         with disk_faults(RunError, heatmap, "cannot be made", "choose another folder with --heatmap"):
             heatmap.mkdir(parents=True, exist_ok=True)
@@ -115,5 +119,5 @@ def _write(path: Path, predictions: list[Prediction], threshold: float | None) -
     for each in predictions:
         pairs = [cell for pair in zip(each.classes, each.probabilities, strict=True) for cell in pair]
         writer.writerow([each.image, each.answer(threshold) or "none", each.probabilities[0], *pairs])
-    with disk_faults(RunError, path, "cannot be written", "choose another file with --csv"):
+    with disk_faults(RunError, path, "cannot be written", _OTHER_FILE):
         write_whole(path, text.getvalue())

@@ -16,6 +16,7 @@ from paceline.data.index.table import Table
 from paceline.data.load.arrays import open_source
 from paceline.errors import DataError, RunError, SpecError
 from paceline.evaluating import check_validated, network_job
+from paceline.files import disk_faults, try_writing
 from paceline.job import stored_job
 from paceline.numpy_types import Int64s, UInt8s
 from paceline.planning import Plan
@@ -83,6 +84,9 @@ def read_request(
     folder = out or run / "exported" / (f"{to}-half" if half else to)
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / _CARD).is_file())):
         raise RunError(f"{folder}: holds something else than an export; choose another folder with --out")
+    with disk_faults(RunError, folder, "cannot be written", "choose another folder with --out"):
+        above = next(each for each in (folder, *folder.parents) if each.exists())
+        try_writing(above / FILES[kind])
     return ExportRequest(run, kind, folder, which, half, _sample(run, images, data), plan)
 
 

@@ -20,6 +20,7 @@ from paceline.files import new_file
 from paceline.model.packages import cached_weights, published_network, split_source
 from paceline.model.sources import locate_source
 from paceline.model.tensor_names import in_network_order
+from paceline.model.weight_files import STATE_KEYS
 
 Weights = dict[str, Tensor]
 
@@ -104,7 +105,7 @@ def evaluated_weights(files: checkpoint.CheckpointFiles) -> Weights:
 
 def _of_pickle(content: Any) -> Weights:
     """The state dictionary in a .pth file, alone or under one of its usual names."""
-    for key in ("state_dict_ema", "state_dict", "model", "model_state_dict"):
+    for key in STATE_KEYS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
     if not isinstance(content, dict) or not all(isinstance(tensor, Tensor) for tensor in content.values()):

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import pickletools
 import re
-import zipfile
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from paceline.errors import DataError, PlanError, UserError
-from paceline.files import disk_faults, open_file, read_whole
+from paceline.files import disk_faults, read_whole
 from paceline.model.mobile_tables import is_lite, norm_numbers
 from paceline.model.packages import split_source
+from paceline.model.tables import MEMBERS
 from paceline.model.tensor_names import is_efficientnet_pytorch, is_transformers
+from paceline.model.weight_files import WEIGHT_FILES, network_in, tensor_names
 from paceline.record import PLAN, stored_plan
 from paceline.settings.data import Center, Files
 from paceline.settings.model import EfficientNet, External, MobileNetV2, MobileNetV3, Model
@@ -27,7 +27,6 @@ from paceline.settings.types import Settings
 Told = dict[str, Any]
 """What a source tells: values by the address of their setting."""
 
-WEIGHT_FILES = (".pth", ".pt", ".safetensors")
 HUB_FILE = "model.safetensors"
 """The weights in a folder as timm publishes them, beside config.json."""
 
@@ -125,6 +124,25 @@ def told(recipe: Recipe) -> Told:
     return facts
 
 
+def network_of(source: str) -> dict[str, Any] | None:
+    """The settings of the network whose weights a source holds, as far as it tells; None where it does not."""
+    package, name = split_source(source)
+    if package is not None:
+        name = name.rpartition("/")[2].replace("_", "-")
+        return {"name": name} if any(row.name == name for row in MEMBERS) else None
+    path = locate_source(source)
+    if run := run_of(path):
+        return stored_plan(run).recipe.model.model_dump(mode="json", exclude_defaults=True)
+    found = network_in(path) if path.is_file() else None
+    return None if found is None else {"name": found}
+
+
+def run_of(path: Path) -> Path | None:
+    """The run that a source is, or is a checkpoint or an average of."""
+    folders = (path, *path.parents[1:3])
+    return next((folder for folder in folders if (folder / PLAN).is_file()), None)
+
+
 def _usual(model: Model) -> Told:
     """What a network has wherever the recipe says nothing, of the numbers that a source may tell."""
     if not isinstance(model, EfficientNet | MobileNetV2 | MobileNetV3):
@@ -191,13 +209,19 @@ def _of_run(folder: Path) -> Told:
 
 def _of_file(source: str, path: Path, recipe: Recipe) -> Told:
     """What a file tells by its name, its names of tensors, and timm's config.json beside it."""
-    if run := next((folder for folder in path.parents[1:3] if (folder / PLAN).is_file()), None):
-        return _of_run(run)  # of a checkpoint, or of an average
+    if run := run_of(path):
+        return _of_run(run)
     names, config = list(tensor_names(path)), _config(path)
     if is_transformers(names) or ("model_type" in config and "pretrained_cfg" not in config):
         raise UserError(
             f"init.from: {source} is a checkpoint of transformers, whose names of tensors Paceline does not know; take "
             "timm's or torchvision's weights of that network"
+        )
+    network = network_in(path)
+    if network not in (None, recipe.model.name) and not isinstance(recipe.model, External):
+        raise PlanError(
+            f"init.from: {source} holds weights of {network}, and the recipe trains {recipe.model.name}; write "
+            f"model={network}"
         )
     facts = _by_name(str(config.get("architecture", path.name)), _TIMM)
     if is_efficientnet_pytorch(names):
@@ -233,25 +257,3 @@ def _of_config(config: Any) -> Told:
         if isinstance(crop, float) and 0.1 < crop <= 1:
             facts["data.evaluation"] = Center(name="center", short=int(size[2] / crop))
     return facts
-
-
-def tensor_names(path: Path) -> Iterable[str]:
-    """The names of the tensors in a file, among other texts of a .pth file; none where it is damaged."""
-    try:
-        with open_file(path) as file:
-            if path.suffix == ".safetensors":
-                return list(json.loads(file.read(min(int.from_bytes(file.read(8), "little"), 100 << 20))))
-            if zipfile.is_zipfile(file):
-                with zipfile.ZipFile(file) as parts:
-                    content = next(name for name in parts.namelist() if name.endswith("data.pkl"))
-                    with parts.open(content) as pickled:
-                        return _texts(pickled, 1)
-            file.seek(0)
-            return _texts(file, 4)  # torch's older form: a magic number, a version, the system, and the content
-    except Exception:  # noqa: BLE001 - there is no end to what a damaged pickle can raise
-        return []
-
-
-def _texts(file: IO[bytes], pickles: int) -> list[str]:
-    """The texts in pickles, none of which is executed."""
-    return [text for _ in range(pickles) for _, text, _ in pickletools.genops(file) if isinstance(text, str)]

@@ -194,12 +194,12 @@ class ConsoleSink(Sink):
         if latest(rows, "report"):  # of which a damaged record may have lost all
             self._result(row, rows)
         images = self._plan.facts.validation_images
-        verb = f"validate {folder} --details" if images else f"predict {folder} IMAGES"
-        more = "\n      paceline verify shapes/resnet8\n      paceline train cifar10/resnet20 --data FOLDER"
-        self._print_whole(
-            f"Run folder: {self._run.folder}\n\nNext: paceline {verb}"
-            f"{more if isinstance(self._plan.data, Shapes) else ''}\n      paceline recipes"
-        )
+        verbs = [f"validate {folder} --details"] if images else []
+        verbs += [f"predict {folder} IMAGES"] if self._plan.facts.channels == 3 else []
+        if isinstance(self._plan.data, Shapes):
+            verbs = [*verbs[:1], "verify shapes/resnet8", "train cifar10/resnet20 --data FOLDER", "recipes"]
+        lines = "\n      ".join(f"paceline {verb}" for verb in verbs)
+        self._print_whole(f"Run folder: {self._run.folder}\n\nNext: {lines}")
 
     def _result(self, row: Row, rows: list[Row]) -> None:
         """How good the network is that came out, and what was wrong."""

@@ -61,7 +61,10 @@ def read_given(paths: Sequence[str]) -> GivenImages:
 def _paths(word: str, lines: Iterator[str]) -> list[str]:
     """The paths that one word stands for; one that stands for nothing is refused."""
     if word == "-":
-        return [line.rstrip("\r\n") for line in lines if line.strip()]
+        paths = [line.rstrip("\r\n") for line in lines if line.strip()]
+        if not paths:
+            raise DataError("-: standard input names no image; write one path to a line")
+        return paths
     if os.path.isdir(word):  # noqa: PTH112 - where it may not be looked into, the folder says so
         return _in_folder(Path(word))
     if word.lower().endswith(_TABLES):

@@ -108,6 +108,11 @@ def _count_images(data: Files, folder: Path, progress: Progress) -> tuple[Files,
             f"{folder}: all images are of one class, '{name}', so nothing can be learned; "
             f"{_inner_folder(folder / name) or 'add another class'}"
         )
+    if bool((index.training.rows["flags"] & int(Flag.UNREADABLE) > 0).all()):
+        raise DataError(
+            f"{folder}: none of the training images can be read; `paceline data check {folder}` names what is wrong "
+            "with each"
+        )
     counts = {
         "images": len(index.training),
         "validation_images": len(index.validation),

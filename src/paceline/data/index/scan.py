@@ -114,11 +114,12 @@ class _Source:
         return f"index-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.safetensors"
 
     def _digest(self, key: LabelKey) -> str | None:
-        """A digest of a file of labels; the fault of one that cannot be read is reported where it is read."""
+        """A digest of a file of labels, None without one; that of a file that cannot be read, which is told where it is
+        read, is the digest of no index that was ever written."""
         path = labels_path(self.data, key, self.folder)
         with suppress(OSError):
             return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None else None
-        return None
+        return "cannot be read"
 
 
 def _build_index(source: _Source, index_folder: Path, progress: Progress) -> Index:
