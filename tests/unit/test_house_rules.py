@@ -161,6 +161,7 @@ PROTOCOLS = (
     "model/kernels/pool",
     "model/kernels/windows",
     "model/kernels/gate",
+    "model/kernels/product",
 )
 """Modules that define the same names on purpose: verbs and the functions named after them, formats of one protocol,
 and kernels and their plain twins."""

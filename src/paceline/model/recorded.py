@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Recording(NamedTuple):
+class RecordedPass(NamedTuple):
     """A graph, where it finds its argument, and where it leaves its result."""
 
     graph: torch.cuda.CUDAGraph
@@ -30,7 +30,7 @@ class Recorded:
         self._function = function
         self._stream = torch.cuda.Stream()
         self._pool = torch.cuda.graph_pool_handle()
-        self._recordings: dict[object, Recording | None] = {}
+        self._recordings: dict[object, RecordedPass | None] = {}
         self._seen: set[object] = set()
 
     def __call__(self, argument: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class Recorded:
         current.wait_stream(self._stream)
         return result
 
-    def _record(self, argument: Tensor) -> Recording | None:
+    def _record(self, argument: Tensor) -> RecordedPass | None:
         graph, own, current = torch.cuda.CUDAGraph(), argument.clone(), torch.cuda.current_stream()
         try:
             # Loader threads go on pinning memory, which a capture of the whole process would refuse.
@@ -66,4 +66,4 @@ class Recorded:
             torch.cuda.set_stream(current)  # which a capture that cannot end leaves behind
             self.fault = str(fault).partition("\n")[0]
             return None
-        return Recording(graph, own, result)
+        return RecordedPass(graph, own, result)

@@ -15,7 +15,7 @@ from paceline.settings.model import Activation
 if TYPE_CHECKING:
     from paceline.model.norm import BatchNormAct
 
-LANES = 8
+VECTOR = 8
 """A product's channels come in multiples of this: 16 bytes of a 16-bit type."""
 
 
@@ -38,7 +38,7 @@ def is_product(layer: nn.Conv2d) -> bool:
     return (
         type(layer) is nn.Conv2d
         and (layer.kernel_size, layer.padding, layer.groups, layer.bias) == ((1, 1), (0, 0), 1, None)
-        and layer.in_channels % LANES == layer.out_channels % LANES == 0
+        and layer.in_channels % VECTOR == layer.out_channels % VECTOR == 0
         and (layer.weight.itemsize == 2 or not layer.weight.is_cuda)  # TF32 would do for no other type
     )
 
