@@ -8,6 +8,7 @@ import math
 import sqlite3
 import struct
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -83,12 +84,11 @@ def wandb_records(path: Path) -> Iterator[bytes]:
 
 
 def of_wandb(run: Path) -> Iterator[tuple[str, int, float]]:
-    from wandb.proto.wandb_internal_pb2 import Record
-
+    record_type = import_module("wandb.proto.wandb_internal_pb2").Record  # made when it is imported, so without a type
     name = json.loads((run / "wandb.json").read_text())["id"]
     for path in sorted((run / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb")):
         for content in wandb_records(path):
-            record = Record.FromString(content)
+            record = record_type.FromString(content)
             if record.WhichOneof("record_type") == "history":
                 items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
                 row = {key: json.loads(value) for key, value in items.items()}
