@@ -43,6 +43,9 @@ from paceline.settings.read import Tree, cut, dump, override, parse
 from paceline.settings.recipe import Recipe
 from paceline.settings.schema import addresses
 from paceline.sink.log import LOG
+from paceline.sink.mlflow import MLFLOW
+from paceline.sink.tensorboard import EVENTS
+from paceline.sink.wandb import WANDB
 
 DEFAULT_RECIPE = "shapes/resnet8"
 
@@ -290,9 +293,10 @@ def _cleared(folder: Path) -> bool:
     with Run(folder, "read") as run:
         if not run.try_own():
             return False
-        for name in (PLAN, RECORD, FOLLOWED, LOG, FINGERPRINT, QUARANTINE):
+        for name in (PLAN, RECORD, FOLLOWED, LOG, FINGERPRINT, QUARANTINE, WANDB, MLFLOW):
             (folder / name).unlink(missing_ok=True)
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        for name in ("checkpoints", EVENTS):
+            shutil.rmtree(folder / name, ignore_errors=True)
     return True
 
 

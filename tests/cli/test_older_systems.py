@@ -25,6 +25,7 @@ FOUND = {
     (7, "plan cifar10/resnet20 data.fraction=10%"): "5,000",
     (12, "plan cifar10/resnet20 on.device=cuda on.precision=fp16 on.fp16_accumulation=true"): "matrix products only",
     (18, "plan graphcore/efficientnet-b4-g16-800"): "19,328,168 parameters",
+    (22, "plan nvcnn/resnet50 data=synthetic on.sinks=[console,csv,log,tensorboard]"): "synthetic, drawn by Paceline",
     (
         23,
         "plan efficientnet-b4-g16-gn-mk2",
@@ -60,6 +61,7 @@ TESTED = {
         "unit/test_console.py::test_the_end_says_how_fast_the_run_was_and_counts_in_words",
     ],
     18: ["cli/test_models.py::test_parameters_of_a_changed_network_are_its_own"],
+    22: ["world/test_trackers.py::test_tensorboard_holds_the_numbers_of_the_tables"],
     25: ["cli/test_older_systems.py::test_a_checkpoint_in_place_of_its_run_is_told_what_to_write"],
 }
 """What takes more than a command to show, and the test that shows it."""
@@ -76,7 +78,6 @@ WITHOUT_MEANING = [
     (10, "staged all-reduce over pods | nothing: NCCL chooses its own"),
     (11, "No accuracy on ImageNet was reproduced"),
     (21, "optimizer state off the device | nothing: it stays on the device"),
-    (22, "`tensorboard --logdir` | not yet: TensorBoard"),
     (23, "nor was the speed of EfficientNet's groups of 16 against the usual ones"),
     (24, "there are no levels; log.txt has everything"),
     (24, "nvidia-smi -L lists CUDA devices"),

@@ -43,9 +43,10 @@ WRITTEN = {
 """Dotted words that are no settings: files that Paceline writes, its functions, attributes and fields of the record."""
 ELSEWHERE = {
     "averaged/", "validation/", "test/", "test/quarantine.jsonl", "train/", "val/", "stage1/unit1.conv1.weight",
-    "stage1/unit1.conv1.weight.momentum",
+    "stage1/unit1.conv1.weight.momentum", "tensorboard/", "wandb/", "mlflow.db", "training/loss", "validation/top1",
+    "average/top1",
 }  # fmt: skip
-"""Paths in the folders of runs and of users' images, and names of parameters."""
+"""Paths in the folders of runs and of users' images, names of parameters, and keys in trackers."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

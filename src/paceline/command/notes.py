@@ -10,7 +10,7 @@ from paceline.data.index.formats import counted, first_few
 from paceline.data.index.scan import open_index
 from paceline.data.index.table import Flag, Index
 from paceline.data.inspect.describe import class_sizes
-from paceline.errors import PlanError
+from paceline.errors import PlanError, SpecError
 from paceline.job import Job
 from paceline.model.packages import check_packages
 from paceline.model.sources import contradictions
@@ -18,7 +18,7 @@ from paceline.planning import Plan
 from paceline.reconcile import for_files
 from paceline.settings.configurations import stands_for
 from paceline.settings.data import Files, Made
-from paceline.settings.recipe import Recipe
+from paceline.sink import check_sinks
 from paceline.visible import plural
 
 _UNEQUAL = 3
@@ -54,7 +54,7 @@ def notes_of(job: Job, index: Index | None) -> list[str]:
     recipe = job.plan.recipe
     notes = [
         *stands_for(job.name),
-        *_missing_package(recipe),
+        *_missing_packages(job.plan),
         *contradictions(recipe),
         *_length_notes(job.plan),
         *_rate_notes(job.plan),
@@ -74,11 +74,12 @@ def notes_of(job: Job, index: Index | None) -> list[str]:
     return notes
 
 
-def _missing_package(recipe: Recipe) -> list[str]:
+def _missing_packages(plan: Plan) -> list[str]:
     """What `train` would refuse here, though another machine may have it."""
     try:
-        check_packages(recipe)
-    except PlanError as fault:
+        check_packages(plan.recipe)
+        check_sinks(plan.placement)
+    except (PlanError, SpecError) as fault:
         return [str(fault)]
     return []
 

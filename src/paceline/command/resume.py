@@ -18,6 +18,7 @@ from paceline.record import PLAN, Run, json_text, recipe_changes, rows_of, store
 from paceline.settings.build import build
 from paceline.settings.read import dump, override, parse
 from paceline.settings.recipe import Recipe
+from paceline.sink import check_sinks
 from paceline.visible import one_line, plural
 from paceline.worker import run_verb
 
@@ -37,8 +38,10 @@ def run(
         raise SpecError("a run of another length is another run: write both --until 'N epochs' and --out NEW")
     if until is None or out is None:
         job = stored_job(folder, words, data)
+        check_sinks(job.plan.placement)
     else:
         job = longer_job(folder, until, words, data)
+        check_sinks(job.plan.placement)
         if job.launch is None or job.launch.rank == 0:
             continue_in(job, folder, out)
         folder = out

@@ -13,6 +13,7 @@ from paceline.job import Asked, Job, ask, check_apart, make_job, prepare_folder
 from paceline.model.packages import check_packages
 from paceline.record import Run
 from paceline.settings.data import Files
+from paceline.sink import check_sinks
 from paceline.user_code import load_user_code
 from paceline.visible import one_line
 from paceline.worker import run_verb
@@ -53,6 +54,7 @@ def begin(
     if (function := job.plan.recipe.augment.python) is not None:
         load_user_code("augment.python", function)
     check_packages(job.plan.recipe)
+    check_sinks(job.plan.placement)
     if job.launch is None or job.launch.rank == 0:
         prepare_folder(job, folder)
         _tell(job)

@@ -92,6 +92,9 @@ Size = Annotated[
 ]
 
 
+SinkName = Literal["console", "csv", "log", "tensorboard", "wandb", "mlflow"]
+
+
 class Placement(Settings):
     """Where it runs. Layout keys give the same run to 1e-12 in float64; arithmetic keys change rounding only; keeping
     keys say what stays on disk."""
@@ -162,12 +165,9 @@ class Placement(Settings):
     """Keep one checkpoint of each such stretch for good, such as 10 epochs, or 2 hours since the run began."""
     time_limit: Annotated[ClockTime | None, Field(json_schema_extra=KEEPING)] = None
     """How long one start may train, such as 4 hours: then it saves and ends with status 75, and resume continues."""
-    sinks: Annotated[tuple[Literal["console", "csv", "log"], ...], Field(json_schema_extra=KEEPING)] = (
-        "console",
-        "csv",
-        "log",
-    )
-    """Where the rows of the record also go while a run trains: the terminal, CSV tables, log.txt."""
+    sinks: Annotated[tuple[SinkName, ...], Field(json_schema_extra=KEEPING)] = ("console", "csv", "log")
+    """Where the rows of the record also go while a run trains: console (the terminal), csv (tables), log (log.txt), and
+    the trackers tensorboard, wandb and mlflow, each of which is an extra: pip install 'paceline[wandb]'."""
 
 
 class ResolvedPlacement(Placement):

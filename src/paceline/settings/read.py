@@ -98,6 +98,12 @@ def dump(settings: Settings, places: Tree | None = None, indent: str = "") -> st
     return "".join(f"{indent}{line}\n" for line in _lines(values, places, set(chosen), ()))
 
 
+def values_by_address(settings: Settings, prefix: str = "") -> dict[str, Any]:
+    """Every value of the settings by its address, such as optimizer.lr."""
+    leaves = _leaves(json.loads(settings.model_dump_json()), ())
+    return {prefix + ".".join(map(str, path)): value for path, value in leaves}
+
+
 def changes(old: Settings, new: Settings) -> list[str]:
     """What differs between two settings of one kind, one 'key: old -> new' each."""
     before, after = (dict(_leaves(json.loads(s.model_dump_json()), ())) for s in (old, new))

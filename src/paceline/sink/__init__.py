@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 
 from rich.console import Console
 
+from paceline.errors import SpecError
 from paceline.planning import Plan
 from paceline.record import Run, Sink
+from paceline.settings.placement import Placement, SinkName
 from paceline.sink.console import ConsoleSink
 from paceline.sink.csv import CsvSink
 from paceline.sink.log import LogSink
+from paceline.sink.mlflow import MLflow
+from paceline.sink.tensorboard import TensorBoard
+from paceline.sink.tracking import OpenTracker, TrackingSink
+from paceline.sink.wandb import WeightsAndBiases
 
-SINKS: dict[str, Callable[[Plan, Run, Console], Sink]] = {
+TRACKERS: dict[SinkName, OpenTracker] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
+"""Every tracker by its name in `on.sinks`, which is also the name of its package and of the extra that brings it."""
+
+
+def _tracking(name: SinkName, plan: Plan, run: Run, _console: Console) -> Sink:
+    return TrackingSink(name, TRACKERS[name], plan, run)
+
+
+SINKS: dict[SinkName, Callable[[Plan, Run, Console], Sink]] = {
     "console": ConsoleSink,
     "csv": CsvSink,
     "log": LogSink,
+    **{name: partial(_tracking, name) for name in TRACKERS},
 }
 """Every sink by its name in `on.sinks`; each is made of the plan, the run and the terminal."""
 
@@ -24,3 +41,14 @@ def open_sinks(plan: Plan, run: Run, console: Console | None = None) -> list[Sin
     """The sinks that the placement names, in that order; without a console for a command that prints its own tables."""
     console = console or Console(quiet=True)
     return [SINKS[name](plan, run, console) for name in plan.placement.sinks]
+
+
+def check_sinks(placement: Placement) -> None:
+    """Refuse a tracker whose package is not installed."""
+    for name in placement.sinks:
+        spec = find_spec(name) if name in TRACKERS else None
+        # A folder of this name, as Weights & Biases leaves where it runs, is found too, but has no file.
+        if name in TRACKERS and (spec is None or spec.origin is None):
+            raise SpecError(
+                f"on.sinks: {name} is not installed; write pip install 'paceline[{name}]', or leave {name} out"
+            )
