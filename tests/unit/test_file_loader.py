@@ -207,9 +207,15 @@ def test_bad_validation_images_are_replaced_and_listed_as_such(tmp_path: Path) -
 
 
 def test_data_of_which_nothing_can_be_decoded_is_refused(tmp_path: Path) -> None:
-    folder = spoil(tmp_path, *range(len(TRAINING)))
+    folder = spoil(tmp_path, *range(len(TRAINING)), how="truncated")  # the headers are whole
     with pytest.raises(DataError, match=f"none of the {len(TRAINING)} training images can be decoded"):
         trained(file_plan(folder, *WORDS, "data.max_bad=1"), folder, 0, 1)
+
+
+def test_data_of_which_no_header_can_be_read_are_refused_in_the_plan(tmp_path: Path) -> None:
+    folder = spoil(tmp_path, *range(len(TRAINING)))
+    with pytest.raises(DataError, match="none of the training images can be read; `paceline data check"):
+        file_plan(folder, *WORDS, "data.max_bad=1")
 
 
 def test_too_many_bad_images_end_it(tmp_path: Path) -> None:

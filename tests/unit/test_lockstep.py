@@ -235,11 +235,11 @@ def test_the_leader_trains_as_any_run_does(tmp_path: Path) -> None:
             assert torch.equal(tensor, leader.tensors[f"{group}.{name}"]), name
 
 
-@pytest.mark.parametrize(("norm_batch", "least", "most"), [(1, 1.1, 100), (16, 1, 1)])
+@pytest.mark.parametrize(("model", "norm_batch", "least", "most"), [("resnet56", 1, 2, 1000), ("resnet8", 16, 1, 2)])
 def test_noise_in_the_weights_tells_how_much_the_first_loss_multiplies_rounding(
-    tmp_path: Path, norm_batch: int, least: float, most: float
+    tmp_path: Path, model: str, norm_batch: int, least: float, most: float
 ) -> None:
-    words = ("on.precision=fp64", "on.micro_batch=16", f"norm_batch={norm_batch}")
+    words = (f"model={model}", "on.precision=fp64", "on.micro_batch=16", f"norm_batch={norm_batch}")
     with open_session(make_plan(*words), tmp_path) as session:
         assert least <= first_loss_amplification(session) <= most
         after = {name: tensor.clone() for name, tensor in session.state.network.module.state_dict().items()}
