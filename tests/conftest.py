@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 os.environ["OMP_NUM_THREADS"] = "1"
 """Before torch is loaded: small tensors are slower on several threads, and several processes test side by side."""
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+"""Threads that wait for each other give up their core: spinning, they would keep it from those that they wait for."""
 SMALL = """
 model: resnet8
 data: {name: generated, images: 96, validation_images: 37, classes: 10, side: 8}
