@@ -161,6 +161,14 @@ def verify(
     raise typer.Exit(verb.run(recipe, settings or [], data, steps, full, json, whole_runs=whole_runs))
 
 
+@app.command(epilog="Example: paceline doctor > report.txt")
+def doctor(json: Json = False) -> None:
+    """Check this machine, and print what a report of a fault needs."""
+    from paceline.command import doctor as verb
+
+    raise typer.Exit(verb.run(json))
+
+
 @app.command(epilog="Example: paceline recipes cifar10/resnet20 > mine.yaml")
 def recipes(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this recipe's page, or list those of a system.")] = None,

@@ -87,3 +87,28 @@ def _limit(name: str) -> str:
         return Path("/sys/fs/cgroup", name).read_text()
     except OSError:
         return ""
+
+
+def processor_name() -> str:
+    """What the processor calls itself."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+def source_commit() -> str | None:
+    """The commit of the source this runs from, marked when files differ from it; None outside a checkout."""
+    here = Path(__file__)
+    git = ["git", "-C", str(here.parent)]
+    ask = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        if subprocess.run(
+            [*git, "ls-files", "--error-unmatch", here.name], capture_output=True, check=False
+        ).returncode:
+            return None  # installed inside somebody else's repository
+        description = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return description.stdout.strip() or None

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import platform
-import subprocess
 import time
 from dataclasses import asdict
 from importlib import metadata
@@ -18,7 +17,7 @@ from typing import IO, Any, Literal, Protocol
 from paceline import __version__, checkpoint
 from paceline.errors import Broken, RunError
 from paceline.files import append_line, disk_faults, is_torn, open_lock, read_rows, read_whole, write_whole
-from paceline.machine import Machine
+from paceline.machine import Machine, processor_name, source_commit
 from paceline.planning import Plan
 from paceline.settings.build import build
 from paceline.settings.page import MOST_BYTES
@@ -361,31 +360,7 @@ def start_row(plan: Plan, machine: Machine, step: int, before: list[Row], comman
         "command": command,
         "placement": placement,
         "arithmetic_changed": changed,
-        "machine": asdict(machine) | {"processor": _processor(), "system": platform.platform()},
+        "machine": asdict(machine) | {"processor": processor_name(), "system": platform.platform()},
         "versions": versions,
-        "commit": _commit(),
+        "commit": source_commit(),
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
-
-
-def _commit() -> str | None:
-    """The commit of the source this runs from, marked when files differ from it; None outside a checkout."""
-    here = Path(__file__)
-    git = ["git", "-C", str(here.parent)]
-    ask = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        if subprocess.run(
-            [*git, "ls-files", "--error-unmatch", here.name], capture_output=True, check=False
-        ).returncode:
-            return None  # installed inside somebody else's repository
-        description = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return description.stdout.strip() or None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ from paceline.training.step import take_step
 
 TRIAL_TIMEOUT = 1800.0
 """Seconds after which a trial counts as hung."""
+EXCHANGES = 7
+"""How often replicas add up what is timed."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,11 @@ class Trial:
         """How many times the first loss multiplies rounding of the weights."""
         _wait_for(self._start(plan, partial(_measure, self._folder)))
         return float((self._folder / "amplification.json").read_text())
+
+    def exchange_seconds(self, plan: Plan, size: int) -> float:
+        """How long the replicas of a plan take to add up so many bytes, the median of several times."""
+        _wait_for(self._start(plan, partial(_exchange, self._folder, size)))
+        return float((self._folder / "exchange.json").read_text())
 
     def copy_to(self, folder: Path) -> None:
         """Leave in another folder what this trial has left so far."""
@@ -150,6 +158,18 @@ def _lead(folder: Path, steps: int, session: Session) -> None:
 
 def _measure(folder: Path, session: Session) -> None:
     write_whole(folder / "amplification.json", json.dumps(lockstep.first_loss_amplification(session)))
+
+
+def _exchange(folder: Path, size: int, session: Session) -> None:
+    world, seconds = session.world, []
+    values = torch.zeros(size // 4, device=world.device)
+    for _ in range(EXCHANGES):
+        world.barrier()
+        start = time.perf_counter()
+        world.all_reduce(values)[0].item()
+        seconds.append(time.perf_counter() - start)
+    if world.first:
+        write_whole(folder / "exchange.json", json.dumps(median(seconds)))
 
 
 def _follow(folder: Path, steps: int, leader: Path, session: Session) -> None:
