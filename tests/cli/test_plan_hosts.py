@@ -36,7 +36,7 @@ def predict(
 
 def result_file(folder: Path, recipe: str, *words: str, **changed: Any) -> str:
     job = train_job(recipe, list(words), None, None, None, "cpu")
-    rate = {"images_per_second": 800.0, "ms_per_step": 20.0}
+    rate = {"images_per_second": 800.0, "ms_per_step": 20.0, "steady": True}
     path = folder / "measured.json"
     path.write_text(json.dumps(facts_of("train", job, list(words)) | rate | changed))
     return str(path)
@@ -87,6 +87,9 @@ def test_a_result_of_bench_gives_speed_micro_batch_and_precision(
     assert "800 images/s on one" in result["measured"]
     assert "fp64, in micro-batches of 8" in result["measured"]
     assert result["bytes"]["gradients"] == 8 * 75_290
+    assert not any("not steady" in note for note in result["notes"])
+    file = result_file(tmp_path, recipe, steady=False)
+    assert any("was not steady" in note for note in predict(capsys, recipe, measured=file)["notes"])
 
 
 @pytest.mark.parametrize(
@@ -97,6 +100,8 @@ def test_a_result_of_bench_gives_speed_micro_batch_and_precision(
         ([], {"replicas": 2}, "it is of paceline bench train with on.replicas=2; measure one device with"),
         ([], {"bench": "infer"}, "it is of paceline bench infer"),
         ([], {"images_per_second": None}, "this result is not whole"),
+        ([], {"images_per_second": 0.0}, "this result is not whole"),
+        ([], {"machine": []}, "this result is not whole"),
     ],
 )
 def test_a_result_of_other_work_is_refused(
@@ -139,4 +144,5 @@ def test_what_cannot_be_predicted_is_refused_in_one_line(asked: Any, replicas: i
 )
 def test_a_link_is_read_in_bits_or_bytes(word: str, speed: float, latency: float) -> None:
     link = plan_hosts.read_link("--link", word)
-    assert (link.bytes_per_second, link.latency) == (pytest.approx(speed), pytest.approx(latency))
+    assert link.bytes_per_second == pytest.approx(speed)
+    assert link.latency == pytest.approx(latency)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ class Measured:
     """The settings of the placement that it was measured with."""
     told: str
     same: dict[str, Any]
+    steady: bool = True
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def run(
     predictor = Predictor(job, placement, cluster, sent, measured.images_per_second, micro_batch)
     chosen = predictor.on(count)
     rows = list(_curve(predictor, count))
-    facts, notes = _facts(predictor, chosen, told), _notes(predictor, asked, rows)
+    facts, notes = _facts(predictor, chosen, told), _notes(predictor, asked, rows, measured.steady)
     if as_json:
         print(json_text({**facts, "bytes": vars(sent), "curve": rows, "notes": notes}, indent=1))
         return
@@ -174,11 +176,14 @@ def _measured(word: str | None) -> Measured:
     try:
         rate, micro_batch = float(result["images_per_second"]), int(result["micro_batch"])
         device, precision = str(result["device"]), str(result["precision"])
-    except (LookupError, TypeError, ValueError):
+        machine = result["machine"]["accelerator" if device == "cuda" else "processor"] or device
+        assert 0 < rate < math.inf
+        assert micro_batch > 0
+    except (LookupError, TypeError, ValueError, AssertionError):
         raise SpecError(f"{word}: this result is not whole; measure again") from None
-    machine = result["machine"].get("accelerator") or result["machine"].get("processor") or device
+    words = [f"on.device={device}", f"on.precision={precision}"]
     told = f"{rate:,.6g} images/s on one {machine}, {precision}"
-    return Measured(rate, micro_batch, [f"on.device={device}", f"on.precision={precision}"], told, result["same"])
+    return Measured(rate, micro_batch, words, told, result["same"], result.get("steady") is not False)
 
 
 def _check_same(measured: Measured, plan: Plan, word: str | None) -> None:
@@ -303,7 +308,7 @@ def _line(row: dict[str, Any]) -> dict[str, Any]:
     return line | {"limits": "; ".join(row["limits"])}
 
 
-def _notes(predictor: Predictor, asked: Hosts, rows: list[dict[str, Any]]) -> list[str]:
+def _notes(predictor: Predictor, asked: Hosts, rows: list[dict[str, Any]], steady: bool) -> list[str]:
     """Where limits bind, and what was taken for granted."""
     recipe, notes = predictor.job.plan.recipe, []
     if any(row["micro_batch"] and row["micro_batch"] < predictor.micro_batch for row in rows):
@@ -313,6 +318,8 @@ def _notes(predictor: Predictor, asked: Hosts, rows: list[dict[str, Any]]) -> li
             "micro-batch: on more devices it is smaller, and taken to be as fast for each image, which is too good; "
             "measure with a smaller on.micro_batch"
         )
+    if not steady:
+        notes.append("the measured speed was not steady; measure again on a machine that does nothing else")
     cluster = predictor.cluster
     if asked.inside is None and cluster.devices > 1:
         notes.append("devices of a host are taken to be linked as hosts are; write --inside SPEED if they are not")
