@@ -133,6 +133,13 @@ def test_a_processor_says_whether_it_multiplies_bfloat16(facts: str, instruction
         ("amx_bf16", "cifar10/resnet20", "seed=1", ["(amx_bf16), so on.precision=bf16 may be faster"]),
         ("avx512_bf16", "cifar10/resnet20", "on.precision=fp32", []),
         ("avx512_bf16", "cifar10/resnet20", "on.device=cuda", []),
+        (
+            "avx512_bf16",
+            "cifar10/resnet20",
+            "model=mobilenet-v2",
+            ["(avx512_bf16), so on.precision=bf16 is usually faster"],
+        ),
+        ("avx512_bf16", "cifar10/resnet20", "model=mobilenet-v3-small", []),
         ("avx512_bf16", "graphcore/efficientnet-b4", "seed=1", []),
         ("", "cifar10/resnet20", "seed=1", []),
     ],
