@@ -61,6 +61,7 @@ class Measured:
 class Prediction:
     """The plan for a number of devices, and the time of its steps."""
 
+    devices: int
     plan: Plan
     time: StepTime
 
@@ -90,7 +91,7 @@ class Predictor:
         placement = self.asked.model_copy(update={"replicas": "auto", "micro_batch": micro_batch})
         launch = Launch(0, devices, 0, min(devices, self.cluster.devices), "", 0, store_is_there=False)
         plan = make_plan(recipe, placement, self.job.machine, network, launch)
-        return Prediction(plan, step_time(plan, 1 / self.images_per_second, self.sent, self.cluster))
+        return Prediction(devices, plan, step_time(plan, 1 / self.images_per_second, self.sent, self.cluster))
 
 
 def run(
@@ -228,13 +229,14 @@ def _curve(predictor: Predictor, count: int) -> Iterator[dict[str, Any]]:
         yield row | {
             "micro_batch": plan.micro_batch, "rounds": plan.rounds, "ms_per_step": 1e3 * time.total,
             "images_per_second": rate, "efficiency": rate / (devices * alone), "hidden": hidden,
-            "limits": _bounds(plan, predictor.micro_batch),
+            "limits": _bounds(prediction, predictor.micro_batch),
         }  # fmt: skip
 
 
-def _bounds(plan: Plan, measured: int) -> list[str]:
+def _bounds(prediction: Prediction, measured: int) -> list[str]:
     """What the batch and the norm keep this number of devices from."""
-    bounds, idle, last = [], plan.replicas - plan.micro_batches, plan.micro_batches % plan.replicas
+    bounds, plan = list[str](), prediction.plan
+    idle, last = prediction.devices - min(plan.replicas, plan.micro_batches), plan.micro_batches % plan.replicas
     if idle > 0:
         bounds.append(f"{idle:,} without work")
     elif last:
@@ -250,14 +252,14 @@ def _facts(predictor: Predictor, chosen: Prediction, told: str) -> dict[str, Any
     plan, time = chosen.plan, chosen.time
     return {
         "measured": told,
-        "hosts": -(-plan.replicas // predictor.cluster.devices),
-        "devices": plan.replicas,
+        "hosts": -(-chosen.devices // predictor.cluster.devices),
+        "devices": chosen.devices,
         "global_batch": plan.global_batch,
         "micro_batch": plan.micro_batch,
         "rounds": plan.rounds,
         "norm_batch": plan.norm_batch,
         "images_per_second": chosen.images_per_second,
-        "efficiency": chosen.images_per_second / (plan.replicas * predictor.images_per_second),
+        "efficiency": chosen.images_per_second / (chosen.devices * predictor.images_per_second),
         "ms_per_step": 1e3 * time.total,
         "ms_of_work": 1e3 * time.work,
         "ms_of_exchange": 1e3 * time.exchange,
@@ -274,11 +276,12 @@ def _in_words(chosen: Prediction, facts: dict[str, Any], sent: Traffic) -> dict[
     parts = f"{facts['ms_of_work']:,.2f} of work, {facts['ms_of_exchange_exposed']:,.2f} of exchange"
     norms = f", {facts['ms_of_norm_exchange']:,.2f} of norms" if time.norms else ""
     epochs = f"{plan.epochs:g} {'epoch' if plan.epochs == 1 else 'epochs'}"
+    busy, rate = min(plan.replicas, plan.micro_batches), f"{facts['images_per_second']:,.0f}"
     each, sent_in = _each(plan.rounds, plan.micro_batch), f"{facts['ms_of_exchange']:,.2f} ms"
     return {
         "measured": facts["measured"],
-        "step": f"{plan.global_batch:,} images: {each} on each of {plan.replicas:,} devices",
-        "images per second": f"{facts['images_per_second']:,.0f}, {facts['efficiency']:.1%} of {plan.replicas:,} x one",
+        "step": f"{plan.global_batch:,} images: {each} on each of {plural(busy, 'device')}",
+        "images per second": f"{rate}, {facts['efficiency']:.1%} of {chosen.devices:,} x one",
         "time of a step": f"{facts['ms_per_step']:,.2f} ms: {parts}{norms}",
         "exchange": f"{sent.gradients / 1e6:,.1f} MB of gradients in {sent_in}, {hidden:,.2f} of it "
         "behind the backward pass",
