@@ -5,6 +5,7 @@ steps. The bare loop has torch.nn.BatchNorm2d, data on the device, the same crop
 
     python benchmarks/loop_speed.py --model resnet20 --batch 128
     python benchmarks/loop_speed.py --device cuda --precision bf16 --model resnet18
+    python benchmarks/loop_speed.py --model resnet50 --batch 16 --steps 2
 """
 
 from __future__ import annotations
@@ -57,8 +58,50 @@ class BareUnit(nn.Module):
         return F.relu(y, inplace=True)
 
 
+class BareBottleneck(nn.Module):
+    """A bottleneck as anyone would write it, its stride in the 3x3 convolution."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * width
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.norm3 = nn.BatchNorm2d(outputs)
+        self.side: nn.Module | None = None
+        if inputs != outputs:
+            self.side = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)), inplace=True)
+        y = F.relu(self.norm2(self.conv2(y)), inplace=True)
+        y = self.norm3(self.conv3(y))
+        y += x if self.side is None else self.side(x)
+        return F.relu(y, inplace=True)
+
+
+def bare_resnet50() -> nn.Module:
+    """resnet50 for 1,000 classes, with torch's own batch norm."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+    ]
+    inputs = 64
+    for stage, (width, depth) in enumerate(zip((64, 128, 256, 512), (3, 4, 6, 3), strict=True)):
+        for unit in range(depth):
+            layers.append(BareBottleneck(inputs, width, 2 if stage and unit == 0 else 1))
+            inputs = 4 * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
+
+
 def bare_network(model: str) -> nn.Module:
-    """resnet20 (shortcut A) or resnet18 with a 3x3 stem (projections), with torch's own batch norm."""
+    """resnet50, or resnet20 (shortcut A) or resnet18 with a 3x3 stem (projections), with torch's own batch norm."""
+    if model == "resnet50":
+        return bare_resnet50()
     widths, depth, project = ((16, 32, 64), 3, False) if model == "resnet20" else ((64, 128, 256, 512), 2, True)
     layers: list[nn.Module] = [
         nn.Conv2d(3, widths[0], 3, 1, 1, bias=False),
@@ -95,7 +138,8 @@ class Bare:
         )
         self.device, self.batch = device, plan.global_batch
         self.half = plan.placement.precision == "bf16"
-        self.steps = torch.arange(32, device=device)
+        self.last = plan.facts.side - 1
+        self.steps = torch.arange(plan.facts.side, device=device)
         self.order, self.place = torch.randperm(len(self.labels), device=device), 0
 
     def step(self) -> None:
@@ -106,7 +150,7 @@ class Bare:
         self.place += self.batch
         down, right = torch.randint(0, 9, (2, self.batch, 1), device=self.device)
         mirror = torch.randint(0, 2, (self.batch, 1), device=self.device)
-        rows, columns = down + self.steps, right + self.steps + mirror * (31 - 2 * self.steps)
+        rows, columns = down + self.steps, right + self.steps + mirror * (self.last - 2 * self.steps)
         images = self.images[chosen[:, None, None], rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
         x = (images.float() - self.mean) / self.std
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
@@ -145,8 +189,13 @@ class Turns:
 def measure(options: argparse.Namespace) -> dict[str, object]:
     model = "{name: resnet18, stem: 3x3}" if options.model == "resnet18" else options.model
     epochs = (options.turns * options.steps + 0.5) * options.batch / 10_000
+    data = "shapes"
+    if options.side != 32:
+        images, classes = 16 * options.batch, 1000 if options.model == "resnet50" else 10
+        epochs *= 10_000 / images
+        data = f"{{name: synthetic, images: {images}, validation_images: 1, classes: {classes}, side: {options.side}}}"
     text = (
-        f"model: {model}\ndata: shapes\nglobal_batch: {options.batch}\nepochs: {epochs}\n"
+        f"model: {model}\ndata: {data}\nglobal_batch: {options.batch}\nepochs: {epochs}\n"
         "optimizer: {name: sgd, lr: 0.01, momentum: 0.9, nesterov: true}\n"
         "weight_decay: {rate: 5e-4}\nschedule: constant\n"
         f"augment: {{pad: 4, flip: true}}\nreport: {options.steps} steps\nevaluate: {{every: 1000 epochs}}\n"
@@ -167,21 +216,27 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     ours, theirs = (statistics.median(times[options.warm :]) / options.steps for times in (turns.ours, turns.theirs))
     ratios = [b / a for a, b in zip(turns.ours[options.warm :], turns.theirs[options.warm :], strict=True)]
     return {
-        "model": options.model, "batch": options.batch, "device": options.device, "precision": options.precision,
-        "compile": options.compile, "paceline_images_per_second": round(options.batch / ours),
-        "bare_images_per_second": round(options.batch / theirs), "ratio_median": round(statistics.median(ratios), 4),
+        "model": options.model, "side": options.side, "batch": options.batch,
+        "device": options.device, "precision": options.precision,
+        "compile": options.compile, "paceline_images_per_second": round(options.batch / ours, 1),
+        "bare_images_per_second": round(options.batch / theirs, 1), "ratio_median": round(statistics.median(ratios), 4),
         "ratios": [round(r, 3) for r in ratios], "torch": torch.__version__,
     }  # fmt: skip
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=["resnet20", "resnet18"], default="resnet20")
+    parser.add_argument("--model", choices=["resnet20", "resnet18", "resnet50"], default="resnet20")
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument(
+        "--side", type=int, help="pixels, 224 for resnet50 and else 32; other than 32, synthetic images"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--steps", type=int, default=10, help="steps of a turn")
     parser.add_argument("--turns", type=int, default=14)
     parser.add_argument("--warm", type=int, default=3, help="first turns that do not count")
-    print(json.dumps(measure(parser.parse_args())))
+    given = parser.parse_args()
+    given.side = given.side or (224 if given.model == "resnet50" else 32)
+    print(json.dumps(measure(given)))

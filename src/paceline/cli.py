@@ -17,9 +17,10 @@ from paceline.visible import visible_output
 # isort: off
 from paceline.options import (
     Against, All, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords, Details,
-    Device, Evaluated, ExportFolder, ExportTo, Follow, GivenWords, Half, HeatmapFolder, Json, NewRun, On, OnWords,
-    Out, Profile, RecipeOrFolder, RecipeWord, Replicas, ResultFile, RunFolder, Seconds, SettingWords, SourceFolder,
-    TestFolder, Threshold, TimeLimit, Top, Until, path_of, time_words,
+    Device, DeviceLink, DevicesPerHost, Evaluated, ExportFolder, ExportTo, Follow, GivenWords, Half, HeatmapFolder,
+    HostCount, HostLink, Json, MeasuredSpeed, NewRun, On, OnWords, Out, Profile, RecipeOrFolder, RecipeWord, Replicas,
+    ResultFile, RunFolder, Seconds, SettingWords, SourceFolder, TestFolder, Threshold, TimeLimit, Top, Until, path_of,
+    time_words,
 )  # fmt: skip
 # isort: on
 
@@ -140,8 +141,18 @@ def plan(
     device: Device = None, json: Json = False,
     yaml: Annotated[bool, typer.Option("--yaml", help="Print every setting and where its value came from.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of recipes and placements, for editors.")] = False,
+    hosts: HostCount = None, devices_per_host: DevicesPerHost = None, link: HostLink = None, inside: DeviceLink = None,
+    measured: MeasuredSpeed = None,
 ) -> None:  # fmt: skip
     """Print every number of a run without running it."""
+    many = (hosts, devices_per_host, link, inside, measured)
+    if any(given is not None for given in many):
+        from paceline.command import plan_hosts
+
+        plan_hosts.run(
+            recipe, settings or [], data, on, replicas, device, plan_hosts.Hosts(*many), json, yaml or schema
+        )
+        return
     from paceline.command import plan as verb
 
     verb.run(recipe, settings or [], data, on, replicas, device, json, yaml, schema)

@@ -26,6 +26,8 @@ class Machine:
     host: str = ""
     bound: bool = False
     """Whether this process may use only some of the host's cores."""
+    bf16: str = ""
+    """The processor's instructions that multiply bfloat16 numbers, if it has any."""
 
 
 def this_machine() -> Machine:
@@ -50,6 +52,7 @@ def this_machine() -> Machine:
         accelerator=rows[0][1] if rows else "",
         accelerator_memory=min((int(float(row[2])) << 20 for row in rows if row[2].isdigit()), default=0),
         host=platform.node(),
+        bf16=bf16_instructions(_processor_facts()),
     )
 
 
@@ -79,6 +82,20 @@ def _memory() -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _limit("memory.max").strip()
     return min(total, int(limit)) if limit.isdigit() else total
+
+
+def bf16_instructions(facts: str) -> str:
+    """What Linux calls the best instructions for bfloat16 products that a processor has, by what it says of it."""
+    words = {word for line in facts.splitlines() if line.startswith(("flags", "Features")) for word in line.split()}
+    return next((name for name in ("amx_bf16", "avx512_bf16", "bf16") if name in words), "")
+
+
+def _processor_facts() -> str:
+    """What Linux says of the processors; nothing elsewhere."""
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
 
 
 def _limit(name: str) -> str:

@@ -180,3 +180,34 @@ Profile = Annotated[
         help="Profile a few steps or batches into a folder: trace, kernels, memory.",
     ),
 ]
+HostCount = Annotated[
+    int | None,
+    typer.Option("--hosts", metavar="N", min=1, help="Predict the steps on N hosts; with the options that follow."),
+]
+DevicesPerHost = Annotated[
+    int | None, typer.Option("--devices-per-host", metavar="N", min=1, help="Devices of each of --hosts.")
+]
+HostLink = Annotated[
+    str | None,
+    typer.Option(
+        "--link",
+        metavar="SPEED[,LATENCY]",
+        help="What one of --hosts sends to others, such as 400Gb or 50GB,5us, as measured for an all-reduce.",
+    ),
+]
+DeviceLink = Annotated[
+    str | None,
+    typer.Option(
+        "--inside",
+        metavar="SPEED[,LATENCY]",
+        help="What one device sends to others in its host; as --link if left out.",
+    ),
+]
+MeasuredSpeed = Annotated[
+    str | None,
+    typer.Option(
+        "--measured",
+        metavar="FILE|N",
+        help="What one device does: a result of `paceline bench train --out FILE`, or its images/s.",
+    ),
+]

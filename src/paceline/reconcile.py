@@ -182,7 +182,7 @@ def _resolve(
     micro_batch = asked.micro_batch
     if micro_batch == "auto":
         room = _images_that_fit(device, precision, replicas, machine, network)
-        micro_batch = _best_micro_batch(recipe, norm_batch_of(recipe, network), replicas, room)
+        micro_batch = best_micro_batch(recipe, norm_batch_of(recipe, network), replicas, room)
     local_replicas = launch.local_count if launch else replicas
     cores = machine.cores if launch and machine.bound else max(1, machine.cores // local_replicas)
     decided = {
@@ -297,7 +297,7 @@ def _images_that_fit(device: str, precision: str, replicas: int, machine: Machin
     return max(1, int(free / (2 * width * max(1, network.activations))))
 
 
-def _best_micro_batch(recipe: Recipe, norm_batch: int | None, replicas: int, room: int) -> int:
+def best_micro_batch(recipe: Recipe, norm_batch: int | None, replicas: int, room: int) -> int:
     """The size with the least work for the busiest replica, each forward pass counting as eight images more."""
     global_batch = recipe.global_batch
     fitting = [m for m in _divisors(global_batch) if fits(global_batch, norm_batch, replicas, m)]

@@ -26,7 +26,7 @@ def table(printed: str) -> dict[str, str]:
 
 
 def test_a_plan_names_the_network_the_data_the_optimizer_and_the_schedule(paceline: Paceline) -> None:
-    printed = paceline("plan").stdout
+    printed = paceline("plan", "on.precision=fp32").stdout
     assert printed.splitlines()[0].rstrip() == "shapes/resnet8"
     rows = table(printed)
     assert rows["network"] == "resnet8, 75,290 parameters"
@@ -76,9 +76,9 @@ def test_a_plan_notes_a_batch_larger_than_the_data_and_epochs_that_end_elsewhere
     printed = paceline("plan", "small.yaml", "global_batch=128").stdout
     assert "note: one step of 128 images is more than all 96 training images; a smaller global_batch" in printed
     assert "note: epochs is 1, and whole steps make 1.33 (1 step)" in printed
-    facts = json.loads(paceline("plan", "small.yaml", "global_batch=64", "--json").stdout)
+    facts = json.loads(paceline("plan", "small.yaml", "global_batch=64", "on.precision=fp32", "--json").stdout)
     assert facts["notes"] == ["epochs is 1, and whole steps make 0.667 (1 step)"]
-    assert json.loads(paceline("plan", "small.yaml", "--json").stdout)["notes"] == []
+    assert json.loads(paceline("plan", "small.yaml", "on.precision=fp32", "--json").stdout)["notes"] == []
 
 
 def test_a_plan_names_the_folder_and_marks_what_was_found_in_it(paceline: Paceline, tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from folders_made import picture, put
-from paceline.command.notes import describe_found, index_of, notes_of
+from paceline.command.notes import describe_found, index_of, notes_of, precision_notes
 from paceline.job import Job, make_job
-from paceline.machine import Machine
+from paceline.machine import Machine, bf16_instructions
 
 
 @pytest.fixture(autouse=True)
@@ -110,3 +110,43 @@ def test_a_device_that_is_not_here_is_noted() -> None:
     (note,) = notes(replace(job, machine=Machine(cores=2, memory=1 << 30)))
     assert re.search("no CUDA device is visible", note)
     assert notes(replace(job, machine=Machine(cores=2, memory=1 << 30, accelerators=1))) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "instructions"),
+    [
+        ("model name\t: X\nflags\t\t: fpu avx512f avx512_bf16 sse2\n", "avx512_bf16"),
+        ("flags\t\t: avx512_bf16 amx_bf16\n", "amx_bf16"),
+        ("Features\t: fp asimd bf16 i8mm\n", "bf16"),
+        ("model name\t: bf16\nflags\t\t: avx2\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_processor_says_whether_it_multiplies_bfloat16(facts: str, instructions: str) -> None:
+    assert bf16_instructions(facts) == instructions
+
+
+@pytest.mark.parametrize(
+    ("instructions", "recipe", "word", "said"),
+    [
+        ("avx512_bf16", "cifar10/resnet20", "seed=1", ["(avx512_bf16), so on.precision=bf16 is usually faster"]),
+        ("amx_bf16", "cifar10/resnet20", "seed=1", ["(amx_bf16), so on.precision=bf16 may be faster"]),
+        ("avx512_bf16", "cifar10/resnet20", "on.precision=fp32", []),
+        ("avx512_bf16", "cifar10/resnet20", "on.device=cuda", []),
+        (
+            "avx512_bf16",
+            "cifar10/resnet20",
+            "model=mobilenet-v2",
+            ["(avx512_bf16), so on.precision=bf16 is usually faster"],
+        ),
+        ("avx512_bf16", "cifar10/resnet20", "model=mobilenet-v3-small", []),
+        ("avx512_bf16", "graphcore/efficientnet-b4", "seed=1", []),
+        ("", "cifar10/resnet20", "seed=1", []),
+    ],
+)
+def test_a_plan_says_where_bf16_would_be_faster_on_the_cpu(
+    instructions: str, recipe: str, word: str, said: list[str]
+) -> None:
+    job = make_job(recipe, ["on.device=cpu", word], None, None, None, None, look=False)
+    job = replace(job, machine=replace(job.machine, bf16=instructions))
+    assert [note.removeprefix("this CPU multiplies in bfloat16 ") for note in precision_notes(job)] == said

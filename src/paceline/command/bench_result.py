@@ -77,19 +77,25 @@ def _leaves(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def read_result(path: Path, now: Result) -> Result:
-    """An earlier result to compare with; refused if it is of other work, which is named."""
-    with disk_faults(SpecError, path, "cannot be read", "--against takes a file that --out has written"):
+def open_result(path: Path, option: str) -> Result:
+    """What a file holds that `paceline bench` has written, for the option that names it."""
+    with disk_faults(SpecError, path, "cannot be read", f"{option} takes a file that --out has written"):
         content = read_whole(path, _LARGEST)
     try:
-        before = json.loads(content)
-        assert isinstance(before, dict)
-        assert isinstance(before["same"], dict)
-        assert {"bench", "recipe", "placement", "versions", "machine"} <= before.keys()
+        result = json.loads(content)
+        assert isinstance(result, dict)
+        assert isinstance(result["same"], dict)
+        assert {"bench", "recipe", "placement", "versions", "machine"} <= result.keys()
     except (ValueError, LookupError, AssertionError, RecursionError):
         raise SpecError(
-            f"{path}: this is no result of paceline bench; --against takes a file that --out has written"
+            f"{path}: this is no result of paceline bench; {option} takes a file that --out has written"
         ) from None
+    return result
+
+
+def read_result(path: Path, now: Result) -> Result:
+    """An earlier result to compare with; refused if it is of other work, which is named."""
+    before = open_result(path, "--against")
     if before["bench"] != now["bench"]:
         raise SpecError(f"--against {path}: it is of paceline bench {before['bench']}, not {now['bench']}")
     if differing := differences(before["same"], now["same"]):

@@ -18,6 +18,7 @@ from paceline.planning import Plan
 from paceline.reconcile import for_files
 from paceline.settings.configurations import stands_for
 from paceline.settings.data import Files, Made
+from paceline.settings.model import EfficientNet, External, MobileNetV3
 from paceline.sink import check_sinks
 from paceline.visible import plural
 
@@ -72,6 +73,16 @@ def notes_of(job: Job, index: Index | None) -> list[str]:
     if job.plan.placement.device == "cuda" and not job.machine.accelerators:
         notes.append("on.device is cuda, and no CUDA device is visible on this machine")
     return notes
+
+
+def precision_notes(job: Job) -> list[str]:
+    """Whether bf16 would be faster on this CPU; EfficientNet and MobileNet-v3 were measured to be no faster."""
+    recipe, placement, instructions = job.plan.recipe, job.plan.placement, job.machine.bf16
+    unlikely = isinstance(recipe.model, EfficientNet | MobileNetV3 | External)
+    if placement.device != "cpu" or job.asked.precision != "auto" or not instructions or unlikely:
+        return []
+    how = "is usually faster" if instructions == "avx512_bf16" else "may be faster"  # as measured, or by the flag alone
+    return [f"this CPU multiplies in bfloat16 ({instructions}), so on.precision=bf16 {how}"]
 
 
 def _missing_packages(plan: Plan) -> list[str]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paceline.command.notes import describe_found, index_of, notes_of
+from paceline.command.notes import describe_found, index_of, notes_of, precision_notes
 from paceline.command.tables import show_facts, show_line, show_rows
 from paceline.errors import SpecError
 from paceline.job import Job, ask, make_job
@@ -41,7 +41,8 @@ def run(
         return
     index = index_of(job)
     found = {"found": describe_found(index)} if index is not None else {}
-    facts, notes = {**_parts(job), **found, **numbers_of(job.plan)}, notes_of(job, index)
+    facts = {**_parts(job), **found, **numbers_of(job.plan)}
+    notes = [*notes_of(job, index), *precision_notes(job)]
     if as_json:
         chosen = {"chosen": [choice._asdict() for choice in asked.choices]} if asked.choices else {}
         show_facts({**facts, **chosen, "notes": notes}, as_json)

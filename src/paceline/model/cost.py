@@ -63,5 +63,15 @@ def count_parameters(recipe: Recipe, facts: DataFacts) -> int:
         return sum(parameter.numel() for parameter in build_network(recipe, facts).parameters())
 
 
+def exchanged(recipe: Recipe, facts: DataFacts, frozen: list[str]) -> tuple[int, int, int]:
+    """Parameters that train, norm layers that keep statistics, and their channels, by building without memory."""
+    with torch.device("meta"):
+        network = build_network(recipe, facts).to("meta")
+        network.freeze(frozen)
+        norms = Statistics(network, passes=1, groups=1).norms
+    trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+    return trained, len(norms), sum(len(norm.weight) for norm in norms)
+
+
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()

@@ -8,10 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from paceline.planning import BUCKET_BYTES
 from paceline.world import Work, World
-
-BUCKET_BYTES = 25 << 20
-"""A bucket is complete once it holds this much: large enough for the network, small enough to leave early."""
 
 
 class GradientBuckets:
