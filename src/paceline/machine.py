@@ -8,7 +8,12 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+
+from paceline.errors import PlanError
+
+NO_CUDA = "torch cannot use a CUDA device here; write on.device=cpu, or install a CUDA build of torch"
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,12 @@ def this_machine() -> Machine:
         accelerator_memory=min((int(float(row[2])) << 20 for row in rows if row[2].isdigit()), default=0),
         host=platform.node(),
     )
+
+
+def check_torch_build(device: str) -> None:
+    """Refuse a CUDA device where the installed torch is built for the CPU alone, which its version tells."""
+    if device == "cuda" and metadata.version("torch").endswith("+cpu"):
+        raise PlanError(NO_CUDA)
 
 
 def _nvidia() -> list[list[str]]:
