@@ -68,6 +68,7 @@ FAULTS = [
         ["plan", "on.epochs=3"],
         "'on.epochs=3': placement has no 'epochs'; it belongs to the recipe: write epochs=... without 'on.'",
     ),
+    (["plan", "optimizer.epochs=3"], "optimizer: sgd has no 'epochs'; did you mean 'epochs'?"),
     (["plan", "val=0.2"], "'val=0.2': recipe has no 'val'; did you mean 'data.validation'?"),
     (["plan", "images/resnet18", "data.split=0.2"], "data: images has no 'split'; did you mean 'data.validation'?"),
     (["plan", "freeze_layers=3"], "'freeze_layers=3': recipe has no 'freeze_layers'; did you mean 'freeze'?"),

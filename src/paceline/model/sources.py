@@ -134,6 +134,8 @@ def network_of(source: str) -> dict[str, Any] | None:
     path = locate_source(source)
     if run := run_of(path):
         return stored_plan(run).recipe.model.model_dump(mode="json", exclude_defaults=True)
+    if path.is_file() and not list(tensor_names(path)):
+        raise no_tensors(source)
     found = network_in(path) if path.is_file() else None
     return None if found is None else {"name": found}
 

@@ -145,7 +145,7 @@ def instead_of_key(word: str, section: str, keys: Sequence[str], addresses: Sequ
     if not better and word in _NOTHING:
         return f"; {_NOTHING[word]}"
     meant = better or _similar(word, addresses)
-    if meant == [word]:
+    if meant == [word] and not section:
         return f"; it belongs to the recipe: write {word}=... without 'on.'"
     return _meant(meant) or _listed(sorted(keys))
 
