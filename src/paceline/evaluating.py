@@ -6,6 +6,7 @@ from pathlib import Path
 
 from paceline.errors import DataError, RunError
 from paceline.job import Job, plan_job, recipe_stays, stored_job
+from paceline.machine import check_torch_build
 from paceline.record import stored_plan
 from paceline.settings.build import build
 from paceline.settings.data import Center, Data, Files
@@ -47,7 +48,9 @@ def network_job(folder: Path, words: list[str], images: int | None = None) -> Jo
     augment = stored.recipe.augment.model_copy(update={"pad": 0, "python": None})
     evaluate = stored.recipe.evaluate.model_copy(update={"limit": None})
     recipe = stored.recipe.model_copy(update={"data": data, "augment": augment, "evaluate": evaluate})
-    return plan_job(str(folder), recipe, build(Placement, placed), None, Tree(), placed, tuple(words))
+    job = plan_job(str(folder), recipe, build(Placement, placed), None, Tree(), placed, tuple(words))
+    check_torch_build(job.plan.placement.device)
+    return job
 
 
 def _as_files(folder: Path, data: Data | None, images: int | None) -> Files:

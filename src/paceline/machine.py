@@ -8,7 +8,12 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+
+from paceline.errors import PlanError
+
+NO_CUDA = "torch cannot use a CUDA device here; write on.device=cpu, or install a CUDA build of torch"
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,12 @@ def this_machine() -> Machine:
         host=platform.node(),
         bf16=bf16_instructions(_processor_facts()),
     )
+
+
+def check_torch_build(device: str) -> None:
+    """Refuse a CUDA device where the installed torch is built for the CPU alone, which its version tells."""
+    if device == "cuda" and metadata.version("torch").endswith("+cpu"):
+        raise PlanError(NO_CUDA)
 
 
 def _nvidia() -> list[list[str]]:

@@ -129,7 +129,7 @@ ExportTo = Annotated[
     str,
     typer.Option(
         "--to",
-        metavar="KIND",
+        metavar="onnx|pt2|safetensors|torchvision",
         help="onnx, pt2 (torch.export), safetensors, or torchvision (its names of the tensors).",
     ),
 ]

@@ -86,4 +86,7 @@ def _missing_argument(fault: Any) -> SpecError:
     """What is said of click's fault that an argument is missing: which one, and what the command takes."""
     command = fault.ctx.command_path
     takes = " ".join(str(each.metavar) for each in fault.ctx.command.params if each.param_type_name == "argument")
+    if fault.param.param_type_name == "option":
+        option = f"{fault.param.opts[0]} {fault.param.metavar}"
+        return SpecError(f"{fault.param.opts[0]} is missing; write {command} {takes} {option}")
     return SpecError(f"{str(fault.param.metavar).split()[0]} is missing; write {command} {takes}")

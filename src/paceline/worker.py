@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from paceline.errors import Broken, PlanError, UserError
 from paceline.job import Job, stored_job
 from paceline.launch import MESSAGES_FOLDER, launched
+from paceline.machine import check_torch_build
 from paceline.record import json_text
 from paceline.settings.read import flow
 from paceline.sink.console import console, show_evaluated
@@ -31,6 +32,7 @@ def run_verb(verb: str, job: Job, folder: Path, **arguments: Any) -> Any:
 
     `arguments` are the verb's own, as JSON has them.
     """
+    check_torch_build(job.plan.placement.device)
     if job.launch is not None or job.plan.replicas == 1:
         return _verbs()[verb](job, folder, **arguments)
     from paceline.world import start_replicas

@@ -30,6 +30,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from paceline.errors import INTERRUPTED, Broken, PlanError
 from paceline.launch import MESSAGES_FOLDER, Launch
+from paceline.machine import NO_CUDA
 from paceline.planning import Plan
 from paceline.settings.placement import shared_keys
 
@@ -236,7 +237,7 @@ def _this_host() -> str:
 
 def _check_device(kind: str) -> None:
     if kind == "cuda" and not torch.cuda.is_available():
-        raise PlanError("torch cannot use a CUDA device here; write on.device=cpu, or install a CUDA build of torch")
+        raise PlanError(NO_CUDA)
     if kind == "mps" and not torch.backends.mps.is_available():
         raise PlanError("torch cannot use an Apple GPU here; write on.device=cpu")
 

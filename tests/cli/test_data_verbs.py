@@ -251,4 +251,5 @@ def test_notes_on_what_is_skipped_are_printed(tmp_path: Path, capsys: pytest.Cap
         data_show.run(tmp_path, [], None, as_json=False)
         said = capsys.readouterr().out
         assert said.count("1 file was skipped: 1 .cr2") == 2
+        assert "note 1" not in said
         assert said.count("1 folder has no images: train/empty") == 2

@@ -33,6 +33,10 @@ FAULTS = [
     (["resume", "nowhere"], "nowhere: this is no run folder"),
     (["validate", "."], "this is no run folder"),
     (["predict", "x.jpg"], "IMAGES... is missing; write paceline predict RUN IMAGES... [on.KEY=VALUE]..."),
+    (
+        ["export", "run"],
+        "--to is missing; write paceline export RUN --to onnx|pt2|safetensors|torchvision",
+    ),
     (["validate"], "RUN is missing; write paceline validate RUN [on.KEY=VALUE]..."),
     (["data", "show"], "SOURCE is missing; write paceline data show SOURCE"),
     (["models", "resnet5O"], "no model is named 'resnet5O'; did you mean 'resnet5"),
@@ -60,7 +64,20 @@ FAULTS = [
     (["plan", "--on", "timm"], "no placement is named 'timm'; did you mean 'timm/a3-4gpu'?"),
     (["plan", "--json", "--yaml"], "--json and --yaml are two forms of one plan; write one of them"),
     (["plan", "precision=16"], "'precision=16': recipe has no 'precision'; did you mean 'on.precision'?"),
-    (["plan", "on.epochs=3"], "'on.epochs=3': placement has no 'epochs'; did you mean 'epochs'?"),
+    (
+        ["plan", "on.epochs=3"],
+        "'on.epochs=3': placement has no 'epochs'; it belongs to the recipe: write epochs=... without 'on.'",
+    ),
+    (["plan", "optimizer.epochs=3"], "optimizer: sgd has no 'epochs'; did you mean 'epochs'?"),
+    (["plan", "val=0.2"], "'val=0.2': recipe has no 'val'; did you mean 'data.validation'?"),
+    (["plan", "images/resnet18", "data.split=0.2"], "data: images has no 'split'; did you mean 'data.validation'?"),
+    (["plan", "freeze_layers=3"], "'freeze_layers=3': recipe has no 'freeze_layers'; did you mean 'freeze'?"),
+    (
+        ["train", "fotos"],
+        "no recipe is named 'fotos', and no folder is there; there is images/efficientnet-lite0-finetune, images/",
+    ),
+    (["train", "generated.yaml", "init.from=broken.pth"], "broken.pth does not hold plain tensors by name"),
+    (["plan", "generated.yaml", "init.from=run0"], "run0 is no run, and holds no model.safetensors; give a run with"),
     (["plan", "on.replicas.x=3"], "'on.replicas.x=3': replicas: expected a whole number above 0, or auto"),
     (["plan", "on.yaml"], "on.yaml:10: recipe has no 'on'; put its keys into a file given with --on FILE"),
     (["train", "--epochs", "3"], "there is no option --epochs; write epochs=3"),
@@ -79,11 +96,30 @@ FAULTS = [
 ]
 
 
+def test_a_cuda_device_is_refused_before_torch_is_loaded_if_torch_has_no_cuda(
+    paceline: Paceline, tmp_path: Path
+) -> None:
+    (tmp_path / "generated.yaml").write_text(SMALL)
+    program = (
+        "import importlib.metadata, sys\nfrom paceline.cli import main\n"
+        "importlib.metadata.version = lambda _: '2.13.0+cpu'\n"
+        "try:\n main()\nfinally:\n assert 'torch' not in sys.modules, 'torch was loaded'\n"
+    )
+    done = paceline("train", "generated.yaml", "--device", "cuda", "--out", "run", program=program)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: torch cannot use a CUDA device here; write on.device=cpu, or install a CUDA build of torch\n"
+    )
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(("words", "message"), FAULTS, ids=[" ".join(words) for words, _ in FAULTS])
 def test_a_fault_is_one_line_and_never_loads_torch(tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "twice.yaml").write_text("epochs: 3\nepochs: 4\n")
     (tmp_path / "typo.yaml").write_text("model: resnet8\nepochs: 1\noptimizer: {name: sgd, momentm: 1}\n")
     (tmp_path / "labels.csv").write_text("")
+    (tmp_path / "broken.pth").write_text("not weights")
+    (tmp_path / "run0").mkdir()
     if any("photos" in word for word in words):
         put(tmp_path, *(f"photos/{name}/{number}.jpg" for name in ("cat", "dog") for number in range(3)))
     (tmp_path / "generated.yaml").write_text(SMALL)

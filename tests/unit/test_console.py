@@ -96,6 +96,7 @@ def test_a_plain_report_has_the_learning_rate_and_the_time_left(tmp_path: Path) 
     line = "step {}/6  epoch 0.67  lr 0.1  loss 2.0000  top-1 25.00%  64 images/s  1 bad step{}\n"
     assert shown(make_plan(), Run(tmp_path, "read"), row) == line.format(4, "  3 min 20 s left")
     assert shown(make_plan(), Run(tmp_path, "read"), row | {"step": 6}) == line.format(6, "")
+    assert "  0.42 images/s  " in shown(make_plan(), Run(tmp_path, "read"), row | {"images_per_second": 0.42})
 
 
 def test_a_signal_is_answered_with_what_happens_next(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conftest import SMALL, make_plan
+from conftest import SMALL, make_plan, make_recipe
 from paceline.command import train
 from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError, UserError
@@ -24,7 +25,7 @@ from paceline.model.build import build_network
 from paceline.model.dropout import Dropout, DropoutMasks, StochasticDepth
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct, GroupNormAct, Statistics, norm_parameters
-from paceline.model.packages import PACKAGES
+from paceline.model.packages import PACKAGES, check_packages
 from paceline.model.whole import Whole
 from paceline.optim.build import assign_rules, decays, head_weights, parameter_groups
 from paceline.optim.lars import LarsRule
@@ -360,9 +361,18 @@ def test_norms_over_vectors_are_refused() -> None:
     )
 
 
-def install(monkeypatch: pytest.MonkeyPatch, torch_version: str) -> None:
-    """Let another torch be the one that is installed."""
-    monkeypatch.setattr("importlib.metadata.version", lambda _: torch_version)
+def install(monkeypatch: pytest.MonkeyPatch, torch_version: str, torchvision: str | None = None, *needs: str) -> None:
+    """Let another torch be the one that is installed, and a torchvision with its needs beside it, or none."""
+    versions = {"torch": torch_version, "torchvision": torchvision}
+
+    def version(name: str) -> str:
+        found = versions.get(name)
+        if found is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: [*needs] if version(name) else None)
 
 
 FITTING = {"timm": "timm 'torchvision==0.28.*'", "torchvision": "'torchvision==0.28.*'"}
@@ -397,10 +407,39 @@ def test_a_package_made_for_another_torch_is_one_line(tmp_path: Path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("torchvision", "torchvision.models"):
         monkeypatch.delitem(sys.modules, name)
-    install(monkeypatch, "2.11.0+cu128")
+    install(monkeypatch, "2.11.0+cu128", "0.29.2")
     assert refusal("torchvision:small") == (
-        "model: torchvision cannot be imported: operator torchvision::nms does not exist; write pip install "
+        "model: torchvision 0.29.2 cannot be imported: operator torchvision::nms does not exist; write pip install "
         "'torchvision==0.26.*', which fits torch 2.11.0+cu128, or a network of Paceline's"
+    )
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "need", "fits"),
+    [
+        ("2.13.0", "torch==2.13.0", True),
+        ("2.13.1+cu130", "torch (==2.13.0)", True),
+        ("2.13.0", "torch==2.14.0", False),
+        ("2.13.0", "torch (>=2.14.0)", False),
+        ("2.15.0", "torch>=2.14.0", True),
+        ("2.15.0", "torch==2.14.0", False),
+        ("2.13.0", "torch", True),
+        ("unknown", "torch==2.14.0", True),
+    ],
+)
+@pytest.mark.parametrize("package", ["timm", "torchvision"])
+def test_a_torchvision_that_needs_another_torch_is_refused_before_torch_is_loaded(
+    package: str, torch_version: str, need: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, torch_version, "0.29.2", "numpy", need, "pillow>=5", "gdown; extra == 'gdown'")
+    checked = make_recipe(f"init.from={package}:small")
+    if fits:
+        check_packages(checked)
+        return
+    with pytest.raises(PlanError) as found:
+        check_packages(checked)
+    assert str(found.value).startswith(
+        f"init.from: torchvision 0.29.2 needs torch 2.14, and torch {torch_version} is installed; write pip install "
     )
 
 

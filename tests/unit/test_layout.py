@@ -98,6 +98,7 @@ def test_tiny_imagenet_is_read_as_it_is(tmp_path: Path) -> None:
     index = opened(folder)
     assert labels(index.training, index) == {"n01_0": "n01", "n02_0": "n02"}
     assert labels(index.validation, index) == {"val_0": "n02", "val_1": "n01"}
+    assert index.notes == ()  # files of boxes belong to it
     (folder / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn01\nval_1.JPEG\tn01\n")
     again = opened(folder)
     assert labels(again.validation, again) == {"val_0": "n01", "val_1": "n01"}
@@ -152,6 +153,6 @@ def test_heic_is_read_with_pillow_heif_and_named_without(tmp_path: Path, monkeyp
     )
     shutil.rmtree(folder)
     put(folder, "cat/1.heic", "dog/2.heic", content=encoded)
-    with pytest.raises(DataError, match=r"pillow-heif: write pip install pillow-heif$"):
+    with pytest.raises(DataError, match=r"are \.heic files, which pillow-heif reads; write pip install pillow-heif$"):
         opened(folder)
     assert image_header.parse_header(encoded).flags & Flag.UNREADABLE

@@ -143,9 +143,31 @@ def test_names_of_tensors_are_read_without_torch(tmp_path: Path, form: str) -> N
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04", b"\x80\x02", bytes(range(256))])
 @pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])
-def test_a_damaged_file_has_no_names(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_damaged_file_has_no_names_and_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     assert list(tensor_names(tmp_path / name)) == []
+    with pytest.raises(DataError, match=r"^init\.from: .* does not hold plain tensors by name: it is damaged, or"):
+        told(recipe(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])
+def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, NAMES["timm"])
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match="does not hold plain tensors by name"):
+        told(recipe(path))
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [(False, "is no run, and holds no model.safetensors"), (True, "holds no checkpoint")],
+)
+def test_a_folder_without_weights_is_refused(tmp_path: Path, plan: bool, message: str) -> None:
+    if plan:
+        (tmp_path / "plan.yaml").write_text("")
+    with pytest.raises(DataError) as found:
+        told(recipe(tmp_path))
+    assert str(found.value) == (f"init.from: {tmp_path} {message}; give a run with a checkpoint, or a file of weights")
 
 
 @pytest.mark.parametrize("form", ["zip", "legacy", "safetensors"])
@@ -168,8 +190,9 @@ def test_a_run_and_the_files_in_it_tell_what_it_was_trained_with(tmp_path: Path,
     words = ("data.mean=[0.1, 0.2, 0.3]", "data.side=96", "data.resize=bicubic", "norm.epsilon=0.002")
     trained = recipe("none.pth", "efficientnet-b0", *words, "model.padding=same")
     (tmp_path / "plan.yaml").write_text(f"recipe:\n{dump(trained, indent='  ')}placement: {{}}\ndata_folder: null\n")
+    (tmp_path / "checkpoints" / "step-000000007").mkdir(parents=True)
     if inside:
-        (tmp_path / inside).parent.mkdir(parents=True)
+        (tmp_path / inside).parent.mkdir(parents=True, exist_ok=True)
         write(tmp_path / inside, ["stem.conv.weight"])
     made, _ = followed(tmp_path / inside, "efficientnet-b0")
     assert isinstance(made.data, Files)

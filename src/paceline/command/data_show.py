@@ -108,7 +108,7 @@ def _lines(facts: dict[str, Any]) -> dict[str, Any]:
             case "encodings", dict():
                 lines |= {kind: count for kind, count in value.items() if count}
             case "notes", list():
-                lines |= {f"note {number}": note for number, note in enumerate(value, start=1)}
+                lines |= {f"note {number}" if number > 1 else "note": note for number, note in enumerate(value, 1)}
             case "turned by EXIF" | "with objects" | "labels outside the classes", 0:
                 continue
             case _:

@@ -10,6 +10,7 @@ from paceline.command.notes import describe_found, index_of, notes_of
 from paceline.command.tables import show_line
 from paceline.errors import RunError
 from paceline.job import Asked, Job, ask, check_apart, make_job, prepare_folder
+from paceline.machine import check_torch_build
 from paceline.model.packages import check_packages
 from paceline.record import Run
 from paceline.settings.data import Files
@@ -55,6 +56,7 @@ def begin(
         load_user_code("augment.python", function)
     check_packages(job.plan.recipe)
     check_sinks(job.plan.placement)
+    check_torch_build(job.plan.placement.device)
     if job.launch is None or job.launch.rank == 0:
         prepare_folder(job, folder)
         _tell(job)

@@ -77,7 +77,8 @@ def read_request(
     missing = [package for package in _PACKAGES if kind == "onnx" and find_spec(package) is None]
     if missing:
         names = " and ".join(missing)
-        raise SpecError(f"--to onnx: {names} not installed; write pip install 'paceline[onnx]'")
+        are = "is" if len(missing) == 1 else "are"
+        raise SpecError(f"--to onnx: {names} {are} not installed; write pip install 'paceline[onnx]'")
     plan = network_job(run, []).plan
     which = checkpoint or "best"
     steps_to_evaluate(run, Selection(which))

@@ -44,8 +44,27 @@ def _installed(package: str) -> Callable[[str, str], None]:
     def check(key: str, _network: str) -> None:
         if find_spec(package) is None:
             raise PlanError(f"{key}: {package} is not installed; {_remedy(package, key)}")
+        if (misfit := _misfit()) is not None:
+            raise PlanError(f"{key}: {misfit}; {_remedy(package, key)}")
 
     return check
+
+
+def _misfit() -> str | None:
+    """Why the installed torchvision, which timm needs too, does not fit the installed torch; None if it may."""
+    try:
+        needs, version = metadata.requires("torchvision") or [], metadata.version("torchvision")
+    except metadata.PackageNotFoundError:  # then the import says what is missing
+        return None
+    installed = metadata.version("torch")
+    ours = re.match(r"(\d+)\.(\d+)", installed)
+    asked = next((found for line in needs if (found := re.match(r"torch ?\(?([=>])=(\d+)\.(\d+)", line))), None)
+    if ours is None or asked is None:
+        return None
+    have, least = (int(ours[1]), int(ours[2])), (int(asked[2]), int(asked[3]))
+    if have == least or (asked[1] == ">" and have > least):
+        return None
+    return f"torchvision {version} needs torch {least[0]}.{least[1]}, and torch {installed} is installed"
 
 
 def _remedy(package: str, key: str) -> str:
@@ -66,7 +85,17 @@ def _import(module: str, key: str) -> Any:
     try:
         return importlib.import_module(module)
     except Exception as fault:  # noqa: BLE001 - a library that does not fit may raise anything
-        raise PlanError(f"{key}: {package} cannot be imported: {first_line(fault)}; {_remedy(package, key)}") from None
+        raise PlanError(
+            f"{key}: {_named(package)} cannot be imported: {first_line(fault)}; {_remedy(package, key)}"
+        ) from None
+
+
+def _named(package: str) -> str:
+    """A package with its version, where that is known."""
+    try:
+        return f"{package} {metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        return package
 
 
 def _timm(key: str, name: str, **options: Any) -> Maker:

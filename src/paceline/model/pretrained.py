@@ -20,7 +20,8 @@ from paceline.files import new_file
 from paceline.model.packages import cached_weights, published_network, split_source
 from paceline.model.sources import locate_source
 from paceline.model.tensor_names import in_network_order
-from paceline.model.weight_files import STATE_KEYS
+from paceline.model.weight_files import STATE_KEYS, no_tensors
+from paceline.visible import plural
 
 Weights = dict[str, Tensor]
 
@@ -83,10 +84,7 @@ def _of_file(path: Path, source: str) -> Weights:
         with torch.serialization.safe_globals([Namespace]):  # where training scripts keep their arguments
             return _of_pickle(torch.load(path, map_location="cpu", weights_only=True))
     except Exception:  # noqa: BLE001 - there is no end to what a damaged pickle can raise
-        raise DataError(
-            f"init.from: {source} does not hold plain tensors by name: it is damaged, or holds other objects, which "
-            "are never loaded"
-        ) from None
+        raise no_tensors(source) from None
 
 
 def _of_run(folder: Path) -> Weights:
@@ -150,7 +148,9 @@ def match(theirs: Weights, ours: Weights, source: str) -> dict[str, str | None]:
                 f"init.from: {source} does not fit this network: '{t}' {tuple(theirs[t].shape)} stands where "
                 f"'{o}' {tuple(ours[o].shape)} should{lost}"
             )
-    raise UserError(f"init.from: {source} has {len(there)} tensors, and this network has {len(here)}{_OTHER_NETWORK}")
+    raise UserError(
+        f"init.from: {source} has {plural(len(there), 'tensor')}, and this network has {len(here)}{_OTHER_NETWORK}"
+    )
 
 
 def _orders(ours: Weights) -> Iterator[list[str]]:

@@ -10,13 +10,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from paceline import checkpoint
 from paceline.errors import DataError, PlanError, UserError
 from paceline.files import disk_faults, read_whole
 from paceline.model.mobile_tables import is_lite, norm_numbers
 from paceline.model.packages import split_source
 from paceline.model.tables import MEMBERS
 from paceline.model.tensor_names import is_efficientnet_pytorch, is_transformers
-from paceline.model.weight_files import WEIGHT_FILES, network_in, tensor_names
+from paceline.model.weight_files import WEIGHT_FILES, network_in, no_tensors, tensor_names
 from paceline.record import PLAN, stored_plan
 from paceline.settings.data import Center, Files
 from paceline.settings.model import EfficientNet, External, MobileNetV2, MobileNetV3, Model
@@ -110,7 +111,7 @@ def told(recipe: Recipe) -> Told:
         facts = _by_name(name, _TIMM if package == "timm" else _TORCHVISION)
     else:
         path = locate_source(source)
-        facts = _of_run(path) if path.is_dir() else _of_file(source, path, recipe)
+        facts = _of_folder(path) if path.is_dir() else _of_file(source, path, recipe)
     assert data is not None
     if len(facts.get("data.mean", ())) not in (0, data.facts.channels):
         facts = {address: value for address, value in facts.items() if address not in ("data.mean", "data.std")}
@@ -133,6 +134,8 @@ def network_of(source: str) -> dict[str, Any] | None:
     path = locate_source(source)
     if run := run_of(path):
         return stored_plan(run).recipe.model.model_dump(mode="json", exclude_defaults=True)
+    if path.is_file() and not list(tensor_names(path)):
+        raise no_tensors(source)
     found = network_in(path) if path.is_file() else None
     return None if found is None else {"name": found}
 
@@ -190,6 +193,14 @@ def _in_package(source: str) -> Path:
     return files[0]
 
 
+def _of_folder(folder: Path) -> Told:
+    """What a run folder tells, once it holds weights."""
+    if not checkpoint.saved_steps(folder / "checkpoints"):
+        what = "holds no checkpoint" if (folder / PLAN).is_file() else f"is no run, and holds no {HUB_FILE}"
+        raise DataError(f"init.from: {folder} {what}; give a run with a checkpoint, or a file of weights")
+    return _of_run(folder)
+
+
 def _of_run(folder: Path) -> Told:
     """What a run was trained with."""
     if not (folder / PLAN).is_file():
@@ -209,9 +220,11 @@ def _of_run(folder: Path) -> Told:
 
 def _of_file(source: str, path: Path, recipe: Recipe) -> Told:
     """What a file tells by its name, its names of tensors, and timm's config.json beside it."""
+    names, config = list(tensor_names(path)), _config(path)
+    if not names:
+        raise no_tensors(source)
     if run := run_of(path):
         return _of_run(run)
-    names, config = list(tensor_names(path)), _config(path)
     if is_transformers(names) or ("model_type" in config and "pretrained_cfg" not in config):
         raise UserError(
             f"init.from: {source} is a checkpoint of transformers, whose names of tensors Paceline does not know; take "

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
+from paceline.errors import DataError
 from paceline.files import open_file
 from paceline.model.tables import MEMBERS
 
@@ -22,6 +23,14 @@ _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """The last words of tensors that are no parameters."""
 _MOST = 100 << 20
 Shape = tuple[int, ...]
+
+
+def no_tensors(source: str) -> DataError:
+    """What is said of a file that is no list of tensors by name, or not a whole one."""
+    return DataError(
+        f"init.from: {source} does not hold plain tensors by name: it is damaged, or holds other objects, which are "
+        "never loaded"
+    )
 
 
 def tensor_names(path: Path) -> Iterable[str]:
@@ -67,8 +76,12 @@ def _tensor_shapes(path: Path) -> dict[str, Shape]:
 
 
 def _header(file: IO[bytes]) -> dict[str, Any]:
-    """The list of tensors at the start of a .safetensors file."""
-    header: dict[str, Any] = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), _MOST)))
+    """The list of tensors at the start of a .safetensors file; a ValueError if the file ends before they do."""
+    length = int.from_bytes(file.read(8), "little")
+    header: dict[str, Any] = json.loads(file.read(min(length, _MOST)))
+    ends = [facts["data_offsets"][1] for name, facts in header.items() if name != "__metadata__"]
+    if file.seek(0, 2) < 8 + length + max(ends, default=0):
+        raise ValueError("the file is cut off")
     return header
 
 

@@ -9,7 +9,7 @@ from paceline.errors import SpecError
 from paceline.settings.configurations import named, near
 from paceline.settings.page import read_page
 from paceline.settings.read import Tree, parse, quoted
-from paceline.settings.suggest import nearest_name
+from paceline.settings.suggest import is_near, nearest_name
 
 _HERE = Path(__file__).parents[1]
 _FILES = (".yaml", ".yml")
@@ -55,6 +55,9 @@ def _instead(kind: str, word: str) -> str:
     """What may be meant by a name that there is not: an older one that is near it, or one of ours."""
     if (older := near(word)) and not any(word in name for name in names(kind)):
         return f"; near it are {', '.join(each.name for each in older)}, of older systems"
+    if kind == "recipes" and not is_near(word, names(kind)):  # rather a folder, misspelled
+        first = sorted(own_names(kind), key=lambda name: (not name.startswith("images/"), name))
+        return f", and no folder is there; there is {', '.join(first)}; paceline recipes --all lists all"
     instead = nearest_name(word, names(kind))
     return (
         f"{instead}; paceline {kind}{' --all' if kind == 'recipes' else ''} lists all" if "..." in instead else instead

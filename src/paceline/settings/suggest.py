@@ -34,10 +34,11 @@ _ADDRESSES = {
     "model.dropout": "drop drop_rate dropout_rate",
     "model.survival": "drop_path drop_path_rate stochastic_depth",
     "init.from": "pretrained checkpoint finetune initial_checkpoint",
+    "freeze": "freeze_layers frozen",
     "data.side": "img_size image_size imgsz input_size resolution size train_crop_size crop_size",
     "data.evaluation_side": "val_crop_size eval_size",
     "data.classes": "num_classes n_classes",
-    "data.validation": "val_split validation_split",
+    "data.validation": "val val_split validation_split val_size test_size split",
     "data.fraction": "use",
     "augment.flip": "hflip fliplr horizontal_flip",
     "augment.erase.probability": "reprob random_erasing random_erase",
@@ -87,7 +88,7 @@ _NOTHING = {
     ),
     **{name: f"write on.sinks=[console,csv,log,{name}]" for name in ("tensorboard", "wandb", "mlflow")},
     "resume": "write: paceline resume RUN",
-    **dict.fromkeys(("name", "out", "output", "output_dir", "save_dir", "project"), "write --out FOLDER"),
+    **dict.fromkeys(("name", "out", "output", "output_dir", "save_dir", "log_dir", "project"), "write --out FOLDER"),
     **dict.fromkeys(("data_dir", "data_path", "dataset", "root"), "write --data FOLDER"),
 }
 """Words that no setting stands for, with what to say of them."""
@@ -143,7 +144,10 @@ def instead_of_key(word: str, section: str, keys: Sequence[str], addresses: Sequ
     better = here or ((near or exact) if section else (exact or near))
     if not better and word in _NOTHING:
         return f"; {_NOTHING[word]}"
-    return _meant(better or _similar(word, addresses)) or _listed(sorted(keys))
+    meant = better or _similar(word, addresses)
+    if meant == [word] and not section:
+        return f"; it belongs to the recipe: write {word}=... without 'on.'"
+    return _meant(meant) or _listed(sorted(keys))
 
 
 def elsewhere(word: str, addresses: Sequence[str]) -> list[str]:
@@ -162,6 +166,12 @@ def nearest_name(word: str, names: Sequence[str]) -> str:
         if alike:
             return _meant([alike[0][2]]) if len(alike) == 1 else _listed([name for *_, name in alike], most=6)
     return nearest(word, names) or _listed(sorted(names, key=lambda name: (name.count("/"), name)), most=12)
+
+
+def is_near(word: str, names: Sequence[str]) -> bool:
+    """Whether a word, or its last part, is in a name, or close to one."""
+    texts = [text for text in (word, word.rpartition("/")[2]) if text]
+    return bool(nearest(word, names)) or any(text in name for name in names for text in texts)
 
 
 def unknown_command(word: str, commands: Sequence[str]) -> str:

@@ -148,7 +148,7 @@ class ConsoleSink(Sink):
         self._bar.start()
 
     def _report(self, row: Row) -> None:
-        numbers = f"loss {row['loss']:.4f}  top-1 {row['top1']:.2%}  {row['images_per_second']:,.0f} images/s"
+        numbers = f"loss {row['loss']:.4f}  top-1 {row['top1']:.2%}  {_speed(row['images_per_second'])} images/s"
         if row["bad_steps"]:
             numbers += f"  [red]{plural(row['bad_steps'], 'bad step')}[/red]"
         self._bar.update(self._tasks["training"], completed=row["step"], numbers=numbers)
@@ -213,9 +213,9 @@ class ConsoleSink(Sink):
             self._print(f"\nTrained {length}")
         if "images_per_second" in row:
             quartiles = [row["images_per_second_spread"][f"{end}_quartile"] for end in ("lower", "upper")]
-            low, high = (f"{speed:,.0f}" for speed in quartiles)
+            low, high = map(_speed, quartiles)
             half = f" (half of the reports between {low} and {high})" if low != high else ""
-            self._print(f"{row['images_per_second']:,.0f} images/s{half}.")
+            self._print(f"{_speed(row['images_per_second'])} images/s{half}.")
         stop, folder = self._plan.recipe.stop, shlex.quote(str(self._run.folder))
         saved = best_step(rows, checkpoint.saved_steps(self._run.checkpoints), stop)
         best = next((row for row in validations if row["step"] == saved), None)
@@ -261,3 +261,8 @@ class ConsoleSink(Sink):
 
     def _print_bold(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=not self._console.is_terminal)
+
+
+def _speed(images: float) -> str:
+    """Images per second; slow ones are not rounded to nothing."""
+    return f"{images:,.0f}" if images >= 10 else f"{images:.2g}"

@@ -52,6 +52,7 @@ def open_index(data: Files, folder: Path, progress: Progress = silent, whole: bo
     """
     form = _format_of(folder)
     if form is None:
+        refuse_unread_heif(folder)
         raise DataError(
             f"{folder}: no images are here; expected class folders (train/ and val/), TFRecords "
             f"(train-00000-of-01024), WebDataset tars (train-000000.tar) or a Paceline pack{suggestion(folder)}"
@@ -71,11 +72,14 @@ def open_index(data: Files, folder: Path, progress: Progress = silent, whole: bo
         return _build_index(source, writable, progress)
 
 
-def suggestion(folder: Path) -> str:
-    """The end of a message about a folder without a data set: what is missing to read its images, or the data sets
-    right below it, if there are any."""
+def refuse_unread_heif(folder: Path) -> None:
+    """Refuse a folder whose images are all of phones, while nothing here reads them."""
     if folders.holds_unread_heif(folder):
-        return "; the .heic files are read with pillow-heif: write pip install pillow-heif"
+        raise DataError(f"{folder}: its images are .heic files, which pillow-heif reads; write pip install pillow-heif")
+
+
+def suggestion(folder: Path) -> str:
+    """The end of a message about a folder without a data set: the data sets right below it, if there are any."""
     names = []
     for name in sorted(entry.name for entry in visible_entries(folder) if entry.is_dir())[:_SUGGESTED_FROM]:
         with suppress(DataError):  # one that cannot be read is not meant

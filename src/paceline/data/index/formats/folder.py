@@ -189,7 +189,7 @@ def _files(folder: Path) -> tuple[list[str], Counter[str]]:
             others[_BROKEN] += int(not entry.is_dir() and entry.is_symlink())
         elif is_image(entry.name):
             images.append(entry.name)
-        else:
+        elif entry.name != f"{folder.name}_boxes.txt":  # which Tiny-ImageNet has in each class
             others[Path(entry.name).suffix.lower()] += 1
     return sorted(images), +others
 
