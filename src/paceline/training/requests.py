@@ -126,14 +126,14 @@ class Requests:
     def exchange(self, step: int) -> None:
         """Send this replica's requests after a step, and let its own be what all have agreed on by now."""
         asked = [self.urgent, self._saves.rings(), self._reports.rings()]
-        if self._world.replicas == 1:
+        if self._world.processes == 1:
             self.stop, self.save, self.report = asked
             return
         counts = torch.tensor(asked, dtype=torch.int32)
         event = torch.cuda.Event() if self._world.device.type == "cuda" else None
         if event:
             event.record()
-        self._exchanges.append(_Exchange(step, counts, self._world.all_reduce_async(counts, on_host=True), event))
+        self._exchanges.append(_Exchange(step, counts, self._world.all_reduce_on_host(counts), event))
         self.stop = self.save = self.report = False
         if self._exchanges[0].step <= step - LAG:
             self.stop, self.save, self.report = self._receive()

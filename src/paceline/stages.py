@@ -1,0 +1,89 @@
+"""Stages of a pipeline: what cannot be shared between them, and where blocks are parted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from paceline.errors import PlanError
+from paceline.planning import Plan
+from paceline.settings.model import External
+
+
+def check_stages(plan: Plan) -> None:
+    """Refuse stages that the network or the placement cannot have, and splits that do not make them."""
+    placement, blocks, stages = plan.placement, plan.network.blocks, plan.stages
+    named = [plan.network.chosen("on.splits", [name])[0] for name in placement.splits]
+    if named and len(named) != stages - 1:
+        raise PlanError(
+            f"on.splits names {len(named)} blocks, which begin stages 2 to {len(named) + 1}, and on.stages is {stages}; "
+            f"write on.stages={len(named) + 1}, or name {stages - 1 or 'none'}"
+        )
+    if stages == 1:
+        return
+    _check_placement(plan)
+    if isinstance(plan.recipe.model, External):
+        raise PlanError("a network of another package is one block, which stages cannot share; write on.stages=1")
+    if stages > len(blocks):
+        raise PlanError(f"on.stages={stages}, and the network has {len(blocks)} blocks; write at most that")
+    if named and (blocks[0] in named or "all" in placement.splits or len(set(named)) < len(named)):
+        raise PlanError(
+            f"on.splits: each names the first block of another stage, and the first stage begins at '{blocks[0]}' by "
+            f"itself; choose {stages - 1} of {', '.join(blocks[1:])}"
+        )
+    if named:
+        check_trained(plan, parted(blocks, plan.splits))
+
+
+def _check_placement(plan: Plan) -> None:
+    """Refuse what stages cannot be combined with."""
+    placement = plan.placement
+    if placement.compile:
+        raise PlanError("on.compile=true fuses a whole network, and a stage has a part of one; leave one of them out")
+    if placement.device == "mps":
+        raise PlanError("on.stages are processes with a device each, and there is one mps device; write on.stages=1")
+    if placement.weights in ("bf16", "fp16") and placement.stochastic_rounding:
+        raise PlanError(
+            f"on.stages would change how {placement.weights} weights are rounded; write on.weights=fp32, or "
+            "on.stochastic_rounding=false"
+        )
+    fewest = plan.micro_batches // plan.replicas
+    if placement.pipeline == "interleaved" and 0 < fewest < plan.stages:
+        raise PlanError(
+            f"on.pipeline=interleaved needs {plan.stages} micro-batches of each replica in a step, as many as there are "
+            f"stages, and there are {fewest}; write on.pipeline=grouped, or a smaller on.micro_batch than "
+            f"{plan.micro_batch}"
+        )
+
+
+def check_trained(plan: Plan, stages: Sequence[Sequence[str]]) -> None:
+    """Refuse a stage of which every block is frozen: no gradient would come through it."""
+    for number, blocks in enumerate(stages, 1):
+        if set(blocks) <= set(plan.frozen):
+            raise PlanError(
+                f"stage {number} of {len(stages)} has only blocks that freeze names ({', '.join(blocks)}); write fewer "
+                "on.stages, or on.splits that leave each stage something to train"
+            )
+
+
+def parted(blocks: Sequence[str], splits: Sequence[str]) -> list[list[str]]:
+    """The blocks of each stage."""
+    starts = [0, *(blocks.index(name) for name in splits)]
+    return [list(blocks[a:b]) for a, b in zip(starts, [*starts[1:], len(blocks)], strict=True)]
+
+
+def balanced(blocks: Sequence[str], costs: Sequence[int], stages: int) -> list[str]:
+    """The splits with which the stage that costs most costs least; of several such, those that come first."""
+    sums = [0, *accumulate(costs)]
+    count = len(blocks)
+    # best[i]: the most costly stage, and the first blocks of the stages, of the blocks from i on in so many stages.
+    best: list[tuple[int, list[int]]] = [(sums[count] - sums[i], [i]) for i in range(count)]
+    for more in range(1, stages):
+        best = [
+            min(
+                (max(sums[end] - sums[i], best[end][0]), [i, *best[end][1]])
+                for end in range(i + 1, count - more + 1)
+            )
+            for i in range(count - more)
+        ]
+    return [blocks[start] for start in best[0][1][1:]]
