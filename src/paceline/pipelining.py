@@ -50,9 +50,9 @@ class Pipeline:
         training pass over memory that nobody has written to."""
         self._world, self._passes = world, list[Passes]()
         self._numbers = torch.arange(micro_batches).split(1 if order == "sequential" else micro_batches)
-        metas = [tuple(_meta(shape) for shape in shapes) for shapes in (inputs, outputs)]
+        taken, given = (tuple(_meta(shape) for shape in shapes) for shapes in (inputs, outputs))
         self._stage = PipelineStage(
-            _Module(self._forward), world.stage, world.stages, world.device, *metas, group=world.stage_group
+            _Module(self._forward), world.stage, world.stages, world.device, taken, given, group=world.stage_group
         )
         schedule = Schedule1F1B if order == "interleaved" else ScheduleGPipe
         # Losses and gradients are sums.

@@ -185,7 +185,7 @@ def _resolve(
     micro_batch = asked.micro_batch
     if micro_batch == "auto":
         room = _images_that_fit(device, precision, processes, machine, network)
-        micro_batch = _best_micro_batch(recipe, norm_batch_of(recipe, network), replicas, room)
+        micro_batch = _best_micro_batch(recipe, norm_batch_of(recipe, network), replicas, room, asked.stages)
     local_processes = launch.local_count if launch else processes
     cores = machine.cores if launch and machine.bound else max(1, machine.cores // local_processes)
     decided = {
@@ -276,7 +276,11 @@ def _kernels(asked: Placement, device: str, precision: str) -> str:
 def _graphs(asked: Placement, device: str, processes: int) -> bool:
     possible = device == "cuda" and processes == 1 and not asked.compile
     if asked.graphs is True and not possible:
-        why = "on.compile is true" if asked.compile else f"{processes} {'replicas' if asked.stages == 1 else 'processes'} exchange gradients in it"
+        why = (
+            "on.compile is true"
+            if asked.compile
+            else f"{processes} {'replicas' if asked.stages == 1 else 'processes'} exchange gradients in it"
+        )
         why = f"on.device is {device}" if device != "cuda" else why
         raise PlanError(f"on.graphs=true records a step of one replica on a CUDA device, and {why}; leave it out")
     return possible and asked.graphs is not False
@@ -305,13 +309,14 @@ def _images_that_fit(device: str, precision: str, processes: int, machine: Machi
     return max(1, int(free / (2 * width * max(1, network.activations))))
 
 
-def _best_micro_batch(recipe: Recipe, norm_batch: int | None, replicas: int, room: int) -> int:
-    """The size with the least work for the busiest replica, each forward pass counting as eight images more."""
+def _best_micro_batch(recipe: Recipe, norm_batch: int | None, replicas: int, room: int, stages: int) -> int:
+    """The size with the least work for the busiest replica, each forward pass counting as eight images more; in a
+    pipeline the last stage waits for the first micro-batch, and the first stage for the last one's gradients."""
     global_batch = recipe.global_batch
     fitting = [m for m in _divisors(global_batch) if fits(global_batch, norm_batch, replicas, m)]
     fitting = [m for m in fitting if mixes(recipe, m)] or fitting
     small = [m for m in fitting if m <= room] or fitting[:1]
-    return min(small, key=lambda m: (math.ceil(global_batch / m / replicas) * (m + 8), -m))
+    return min(small, key=lambda m: ((math.ceil(global_batch / m / replicas) + stages - 1) * (m + 8), -m))
 
 
 def _check_layout(plan: Plan) -> None:

@@ -16,7 +16,7 @@ def check_stages(plan: Plan) -> None:
     named = [plan.network.chosen("on.splits", [name])[0] for name in placement.splits]
     if named and len(named) != stages - 1:
         raise PlanError(
-            f"on.splits names {len(named)} blocks, which begin stages 2 to {len(named) + 1}, and on.stages is {stages}; "
+            f"on.splits names {len(named)} of the blocks that begin stages 2, 3 and so on, and on.stages is {stages}; "
             f"write on.stages={len(named) + 1}, or name {stages - 1 or 'none'}"
         )
     if stages == 1:
@@ -50,8 +50,8 @@ def _check_placement(plan: Plan) -> None:
     fewest = plan.micro_batches // plan.replicas
     if placement.pipeline == "interleaved" and 0 < fewest < plan.stages:
         raise PlanError(
-            f"on.pipeline=interleaved needs {plan.stages} micro-batches of each replica in a step, as many as there are "
-            f"stages, and there are {fewest}; write on.pipeline=grouped, or a smaller on.micro_batch than "
+            f"on.pipeline=interleaved needs as many micro-batches of each replica in a step as there are stages, "
+            f"{plan.stages}, and there are {fewest}; write on.pipeline=grouped, or a smaller on.micro_batch than "
             f"{plan.micro_batch}"
         )
 
@@ -80,10 +80,7 @@ def balanced(blocks: Sequence[str], costs: Sequence[int], stages: int) -> list[s
     best: list[tuple[int, list[int]]] = [(sums[count] - sums[i], [i]) for i in range(count)]
     for more in range(1, stages):
         best = [
-            min(
-                (max(sums[end] - sums[i], best[end][0]), [i, *best[end][1]])
-                for end in range(i + 1, count - more + 1)
-            )
+            min((max(sums[end] - sums[i], best[end][0]), [i, *best[end][1]]) for end in range(i + 1, count - more + 1))
             for i in range(count - more)
         ]
     return [blocks[start] for start in best[0][1][1:]]

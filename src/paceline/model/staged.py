@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -69,7 +68,9 @@ class Staged(Whole):
     def gather(self, groups: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
         """The tensors by name of all stages, in groups, on the first process."""
         pieces = self._world.gather_stages(groups)
-        return {group: {k: v for piece in pieces for k, v in piece[group].items()} for group in groups} if pieces else {}
+        return (
+            {group: {k: v for piece in pieces for k, v in piece[group].items()} for group in groups} if pieces else {}
+        )
 
     def prepare(self, batch: MicroBatch) -> MicroBatch:
         """Do what must be done to a training batch before its passes, where its images are."""

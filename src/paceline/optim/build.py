@@ -43,7 +43,7 @@ def build_optimizer(
     norms: Set[str] = frozenset(),
     world: World | None = None,
 ) -> Optimizer:
-    """The recipe's optimizer for the trainable ones of these named parameters, beside those of the world's other stages.
+    """The recipe's optimizer for the trainable ones of these named parameters; other stages of `world` have others.
 
     `norms` names the parameters of norm layers: the word norm in a recipe means them too, whatever they are called.
     """

@@ -18,9 +18,7 @@ MIN_WEIGHT_NORM = 1e-3
 class Clipping:
     """A recipe's limits, applied to the flat gradients of all groups."""
 
-    def __init__(
-        self, limits: Clip, groups: list[FlatParameters], head: Set[str], world: World | None = None
-    ) -> None:
+    def __init__(self, limits: Clip, groups: list[FlatParameters], head: Set[str], world: World | None = None) -> None:
         """`head` names the weights of the classifier, which adaptive clipping leaves alone; the stages of `world` have
         the other gradients of the network."""
         self._limits, self._groups = limits, groups
