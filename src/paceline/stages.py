@@ -84,3 +84,17 @@ def balanced(blocks: Sequence[str], costs: Sequence[int], stages: int) -> list[s
             for i in range(count - more)
         ]
     return [blocks[start] for start in best[0][1][1:]]
+
+
+def stage_numbers(plan: Plan) -> dict[str, int | float | str]:
+    """What a plan tells of a pipeline, if there is one."""
+    if plan.stages == 1:
+        return {}
+    begin = ", ".join(plan.splits) or "as balanced at the start"
+    return {"stages": plan.stages, "stages begin at": begin, "idle share of a stage": round(idle_share(plan), 3)}
+
+
+def idle_share(plan: Plan) -> float:
+    """The part of a step's passes in which a stage waits for others, if all stages have the same work."""
+    rounds, others = plan.rounds, plan.stages - 1
+    return others / plan.stages if plan.placement.pipeline == "sequential" else others / (rounds + others)
