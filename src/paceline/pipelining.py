@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from paceline.world import World
 
 
-class Shape(NamedTuple):
+class TensorShape(NamedTuple):
     """What a stage must know of a tensor before it comes."""
 
     size: tuple[int, ...]
@@ -43,8 +43,8 @@ class Pipeline:
         world: World,
         order: Literal["grouped", "interleaved", "sequential"],
         micro_batches: int,
-        inputs: Sequence[Shape],
-        outputs: Sequence[Shape],
+        inputs: Sequence[TensorShape],
+        outputs: Sequence[TensorShape],
     ) -> None:
         """The shapes are those of the tensors that come in and go out. Without them torch would find them out by a
         training pass over memory that nobody has written to."""
@@ -97,6 +97,6 @@ class _Module(nn.Module):
         return self._function(*carried, number=number)
 
 
-def _meta(shape: Shape) -> Tensor:
+def _meta(shape: TensorShape) -> Tensor:
     """What stands for a tensor that a gradient comes back for."""
     return torch.empty(shape.size, dtype=shape.dtype, device="meta", requires_grad=True)

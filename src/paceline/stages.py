@@ -32,7 +32,7 @@ def check_stages(plan: Plan) -> None:
             f"itself; choose {stages - 1} of {', '.join(blocks[1:])}"
         )
     if named:
-        check_trained(plan, parted(blocks, plan.splits))
+        _check_trained(plan)
 
 
 def _check_placement(plan: Plan) -> None:
@@ -56,8 +56,9 @@ def _check_placement(plan: Plan) -> None:
         )
 
 
-def check_trained(plan: Plan, stages: Sequence[Sequence[str]]) -> None:
+def _check_trained(plan: Plan) -> None:
     """Refuse a stage of which every block is frozen: no gradient would come through it."""
+    stages = parted(plan.network.blocks, plan.splits)
     for number, blocks in enumerate(stages, 1):
         if set(blocks) <= set(plan.frozen):
             raise PlanError(
@@ -73,17 +74,21 @@ def parted(blocks: Sequence[str], splits: Sequence[str]) -> list[list[str]]:
 
 
 def balanced(blocks: Sequence[str], costs: Sequence[int], stages: int) -> list[str]:
-    """The splits with which the stage that costs most costs least; of several such, those that come first."""
-    sums = [0, *accumulate(costs)]
-    count = len(blocks)
-    # best[i]: the most costly stage, and the first blocks of the stages, of the blocks from i on in so many stages.
-    best: list[tuple[int, list[int]]] = [(sums[count] - sums[i], [i]) for i in range(count)]
-    for more in range(1, stages):
+    """The splits with which the stage that costs most costs least, and the others about the same."""
+    sums, count = [0, *accumulate(costs)], len(blocks)
+    # Of the blocks from the i-th on: the most that a stage of them costs, the squares of all, where stages begin.
+    best = [(sums[count] - sums[i], (sums[count] - sums[i]) ** 2, [i]) for i in range(count)]
+    for later in range(1, stages):
         best = [
-            min((max(sums[end] - sums[i], best[end][0]), [i, *best[end][1]]) for end in range(i + 1, count - more + 1))
-            for i in range(count - more)
+            min(_with_stage(sums[end] - sums[i], i, best[end]) for end in range(i + 1, count - later + 1))
+            for i in range(count - later)
         ]
-    return [blocks[start] for start in best[0][1][1:]]
+    return [blocks[start] for start in best[0][2][1:]]
+
+
+def _with_stage(cost: int, start: int, rest: tuple[int, int, list[int]]) -> tuple[int, int, list[int]]:
+    most, squares, starts = rest
+    return max(cost, most), cost**2 + squares, [start, *starts]
 
 
 def stage_numbers(plan: Plan) -> dict[str, int | float | str]:

@@ -78,13 +78,11 @@ class World:
             self.checked(dist.all_reduce, values)
         return values
 
-    def all_reduce_async(self, values: Tensor) -> Work:
-        """Start to sum `values` over all replicas of this stage, in place."""
-        return Work(self.checked(dist.all_reduce, values, group=self.replica_group, async_op=True), self)
-
-    def all_reduce_on_host(self, values: Tensor) -> Work:
-        """Start to sum `values` over all processes, in place; the device has no part in it."""
-        return Work(self.checked(dist.all_reduce, values, group=self.host_group, async_op=True), self)
+    def all_reduce_async(self, values: Tensor, on_host: bool = False) -> Work:
+        """Start to sum `values` over all replicas of this stage, in place; `on_host` over all processes, where the
+        device has no part in it."""
+        group = self.host_group if on_host else self.replica_group
+        return Work(self.checked(dist.all_reduce, values, group=group, async_op=True), self)
 
     def over_stages(self, values: Tensor) -> Tensor:
         """Sum `values` over the stages of this replica, in place."""

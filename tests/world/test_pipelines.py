@@ -77,7 +77,7 @@ def test_replicas_of_two_stages_are_the_same_run(tmp_path: Path, words: tuple[st
 @pytest.mark.long
 def test_a_run_killed_as_a_pipeline_goes_on_whole_and_the_other_way_round(tmp_path: Path) -> None:
     undisturbed = run(tmp_path / "undisturbed", "ema.decay=0.9")
-    layouts = ([], ["on.stages=2"], ["on.stages=3", "on.replicas=2"])
+    layouts: tuple[list[str], ...] = ([], ["on.stages=2"], ["on.stages=3", "on.replicas=2"])
     for number, (first, second) in enumerate([(0, 1), (1, 0), (1, 2), (1, 1)]):
         folder = tmp_path / str(number)
         folder.mkdir()

@@ -16,12 +16,12 @@ from paceline.model.metrics import TRAIN_SUMS, Answers, judge
 from paceline.model.network import Network
 from paceline.model.precision import network_on_device
 from paceline.model.whole import Whole
-from paceline.pipelining import Passes, Pipeline, Shape
+from paceline.pipelining import Passes, Pipeline, TensorShape
 from paceline.planning import Plan
-from paceline.stages import balanced, check_trained, parted
+from paceline.stages import balanced, parted
 from paceline.world import World
 
-Shapes = tuple[tuple[Shape, ...], tuple[Shape, ...]]
+StageShapes = tuple[tuple[TensorShape, ...], tuple[TensorShape, ...]]
 """The shapes of what comes into a stage and of what goes out of it."""
 
 
@@ -37,19 +37,22 @@ class Staged(Whole):
         self._first, self._last = world.stage == 0, world.stage == world.stages - 1
         self._stages = stages_of(plan)
         super().__init__(plan, world)
-        if not self.parameters:
-            raise PlanError(
-                f"stage {world.stage + 1} of {world.stages} has nothing to train ({', '.join(self.module._modules)}); "
-                "write fewer on.stages, or other on.splits"
-            )
         self._pipelines: dict[tuple[int, int], Pipeline] = {}
         """By the pixels a side of the images and the number of micro-batches."""
-        self._known_shapes: dict[tuple[bool, int], Shapes] = {}
+        self._known_shapes: dict[tuple[bool, int], StageShapes] = {}
         """In training or not, by the pixels a side."""
 
     def _part(self, network: Network) -> Network:
         """The blocks of this stage."""
-        return network.cut([blocks[0] for blocks in self._stages[1:]])[self._world.stage]
+        pieces = network.cut([blocks[0] for blocks in self._stages[1:]])
+        for number, piece in enumerate(pieces, 1):
+            trained = [block for name, block in piece.named_children() if name not in self.plan.frozen]
+            if not any(True for block in trained for _ in block.parameters()):
+                raise PlanError(
+                    f"stage {number} of {len(pieces)} has nothing to train ({', '.join(piece._modules)}); "
+                    "write fewer on.stages, or other on.splits"
+                )
+        return pieces[self._world.stage]
 
     @contextmanager
     def entire(self) -> Iterator[Network]:
@@ -152,7 +155,7 @@ class Staged(Whole):
             self._world.receive(rows, 0)
         return rows
 
-    def _relay(self, pictures: Tensor | None, batch: Batch | None, inputs: Sequence[Shape]) -> Tensor:
+    def _relay(self, pictures: Tensor | None, batch: Batch | None, inputs: Sequence[TensorShape]) -> Tensor:
         """Take a batch through this stage by itself, without a backward pass; gives scores on the last one."""
         carried = [pictures] if pictures is not None else []
         if not self._first:
@@ -180,11 +183,11 @@ class Staged(Whole):
         return self._pipelines[key]
 
     @torch.no_grad()
-    def _shapes(self, trains: bool, side: int, count: int) -> Shapes:
+    def _shapes(self, trains: bool, side: int, count: int) -> StageShapes:
         """The shapes of so many images of this size, found out once by a pass that leaves nothing behind."""
         if (trains, side) not in self._known_shapes:
             images = torch.Size((count, self.plan.facts.channels, side, side))
-            carried: tuple[Shape, ...] = (Shape(images, self.dtype),)
+            carried: tuple[TensorShape, ...] = (TensorShape(images, self.dtype),)
             mine = carried, carried
             for stage in range(self._world.stages):
                 if stage == self._world.stage:
@@ -193,14 +196,14 @@ class Staged(Whole):
             self._known_shapes[trains, side] = mine
         return self._known_shapes[trains, side]
 
-    def _tried(self, inputs: Sequence[Shape], trains: bool, count: int) -> tuple[Shape, ...]:
+    def _tried(self, inputs: Sequence[TensorShape], trains: bool, count: int) -> tuple[TensorShape, ...]:
         """What comes out of this stage for such inputs."""
         rows = torch.zeros_like(self.statistics.pass_rows(0))
         positions = torch.zeros(count, dtype=torch.int64, device=self.device)
         carried = [shape.empty(self.device).zero_() for shape in inputs]
         pictures = carried if self._first else map(_channels_first, carried)
         outputs = self._outputs(*pictures, batch=Batch(rows, *self.masks(positions)) if trains else None)
-        return tuple(Shape(tensor.shape, tensor.dtype) for tensor in self._passed_on(outputs))
+        return tuple(TensorShape(tensor.shape, tensor.dtype) for tensor in self._passed_on(outputs))
 
 
 def stages_of(plan: Plan) -> list[list[str]]:
@@ -209,9 +212,7 @@ def stages_of(plan: Plan) -> list[list[str]]:
     if not splits:
         costs = [cost.multiply_adds for cost in block_costs(plan.recipe, plan.facts)]
         splits = balanced(blocks, costs, plan.stages)
-    stages = parted(blocks, splits)
-    check_trained(plan, stages)
-    return stages
+    return parted(blocks, splits)
 
 
 def _side(batch: MicroBatch) -> int:

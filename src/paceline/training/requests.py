@@ -133,7 +133,7 @@ class Requests:
         event = torch.cuda.Event() if self._world.device.type == "cuda" else None
         if event:
             event.record()
-        self._exchanges.append(_Exchange(step, counts, self._world.all_reduce_on_host(counts), event))
+        self._exchanges.append(_Exchange(step, counts, self._world.all_reduce_async(counts, on_host=True), event))
         self.stop = self.save = self.report = False
         if self._exchanges[0].step <= step - LAG:
             self.stop, self.save, self.report = self._receive()
