@@ -26,7 +26,7 @@ def check_stages(plan: Plan) -> None:
         raise PlanError("a network of another package is one block, which stages cannot share; write on.stages=1")
     if stages > len(blocks):
         raise PlanError(f"on.stages={stages}, and the network has {len(blocks)} blocks; write at most that")
-    if named and (blocks[0] in named or "all" in placement.splits or len(set(named)) < len(named)):
+    if named and (blocks[0] in named or len(set(named)) < len(named)):
         raise PlanError(
             f"on.splits: each names the first block of another stage, and the first stage begins at '{blocks[0]}' by "
             f"itself; choose {stages - 1} of {', '.join(blocks[1:])}"
