@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.errors import DataError, RunError
-from paceline.job import Job, plan_job, recipe_stays, stored_job
+from paceline.job import WHOLE, Job, plan_job, recipe_stays, stored_job
 from paceline.machine import check_torch_build
 from paceline.record import stored_plan
 from paceline.settings.build import build
@@ -14,7 +14,8 @@ from paceline.settings.placement import Placement
 from paceline.settings.read import Tree, dump, override, parse
 
 _ALONE = (
-    "on.replicas=1", "on.micro_batch=auto", "on.graphs=auto", "on.data_on_device=auto", "on.decoded_validation=false",
+    "on.replicas=1", *WHOLE, "on.micro_batch=auto", "on.graphs=auto", "on.data_on_device=auto",
+    "on.decoded_validation=false",
 )  # fmt: skip
 """What a placement keeps of training, or of the run's own data, and a network that is used alone has no need of."""
 
@@ -22,7 +23,7 @@ _ALONE = (
 def evaluation_job(folder: Path, words: list[str], data: Path | None, test: Path | None = None) -> Job:
     """The job of evaluating a run, which needs none of the layout that training had: what is not asked for, this
     machine decides."""
-    job = stored_job(folder, ["on.replicas=auto", "on.micro_batch=auto", *words], data, test, evaluates=True)
+    job = stored_job(folder, ["on.replicas=auto", *WHOLE, "on.micro_batch=auto", *words], data, test, evaluates=True)
     check_validated(job, "evaluate others with --test FOLDER")
     return job
 

@@ -163,6 +163,10 @@ def all_addresses() -> list[str]:
     return [*addresses(Recipe), *(f"on.{key}" for key in addresses(Placement))]
 
 
+WHOLE = ["on.stages=1", "on.splits=[]"]
+"""Words for what is done with a run's network in one piece, however it was trained."""
+
+
 def flag_words(replicas: int | None, device: str | None) -> list[str]:
     """The on.* words that --replicas and --device are short for."""
     flags = {"on.replicas": replicas, "on.device": device}

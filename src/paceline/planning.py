@@ -62,6 +62,21 @@ class Plan:
         return self.placement.replicas
 
     @property
+    def stages(self) -> int:
+        return self.placement.stages
+
+    @property
+    def processes(self) -> int:
+        """Processes of all replicas together: each stage is one."""
+        return self.replicas * self.stages
+
+    @property
+    def splits(self) -> list[str]:
+        """The blocks that begin the second stage and those after it; none where stages are balanced at the start."""
+        names = {self.network.chosen("on.splits", [name])[0] for name in self.placement.splits}
+        return [block for block in self.network.blocks if block in names]
+
+    @property
     def micro_batch(self) -> int:
         return self.placement.micro_batch
 

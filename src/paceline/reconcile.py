@@ -16,6 +16,7 @@ from paceline.settings.data import Center, Data, Files, Made
 from paceline.settings.model import External, Residual
 from paceline.settings.placement import Placement, ResolvedPlacement
 from paceline.settings.recipe import GroupNorm, Recipe
+from paceline.stages import check_stages
 
 
 def make_plan(
@@ -37,6 +38,7 @@ def make_plan(
     plan = Plan(recipe, _resolve(recipe, placement, data, machine, network, launch), network, evaluates)
     check_lengths(plan)
     _check_blocks(plan)
+    check_stages(plan)
     if not evaluates:
         _check_layout(plan)
         _check_mixing(plan)
@@ -170,7 +172,8 @@ def _resolve(
     """Decide every `auto` of a placement for this machine."""
     device = asked.device if asked.device != "auto" else "cuda" if machine.accelerators else "cpu"
     precision = asked.precision if asked.precision != "auto" else "bf16" if device == "cuda" else "fp32"
-    replicas = _replicas(asked.replicas, device, machine, launch)
+    replicas = _replicas(asked, device, machine, launch)
+    processes = replicas * asked.stages
     if asked.decoder == "gpu" and (device != "cuda" or recipe.augment.python is not None):
         why = "own functions work on the host" if recipe.augment.python else f"on.device is {device}"
         raise PlanError(f"on.decoder=gpu decodes on a CUDA device, and {why}; write on.decoder=fast")
@@ -181,16 +184,16 @@ def _resolve(
         )
     micro_batch = asked.micro_batch
     if micro_batch == "auto":
-        room = _images_that_fit(device, precision, replicas, machine, network)
-        micro_batch = best_micro_batch(recipe, norm_batch_of(recipe, network), replicas, room)
-    local_replicas = launch.local_count if launch else replicas
-    cores = machine.cores if launch and machine.bound else max(1, machine.cores // local_replicas)
+        room = _images_that_fit(device, precision, processes, machine, network)
+        micro_batch = best_micro_batch(recipe, norm_batch_of(recipe, network), replicas, room, asked.stages)
+    local_processes = launch.local_count if launch else processes
+    cores = machine.cores if launch and machine.bound else max(1, machine.cores // local_processes)
     decided = {
         "device": device,
         "precision": precision,
         "weights": _weights(asked.weights, precision, device),
         "kernels": _kernels(asked, device, precision),
-        "graphs": _graphs(asked, device, replicas),
+        "graphs": _graphs(asked, device, processes),
         "replicas": replicas,
         "micro_batch": micro_batch,
         "data_on_device": _is_small(recipe, data) if asked.data_on_device == "auto" else asked.data_on_device,
@@ -217,21 +220,26 @@ def _most_on_cores(machine: Machine) -> int:
     return max(256, 16 * machine.cores)
 
 
-def _replicas(asked: int | str, device: str, machine: Machine, launch: Launch | None) -> int:
-    accelerators = machine.accelerators if device == "cuda" else 1
-    replicas = asked if isinstance(asked, int) else launch.count if launch else max(1, accelerators)
-    if launch is not None and replicas != launch.count:
+def _replicas(asked: Placement, device: str, machine: Machine, launch: Launch | None) -> int:
+    accelerators, stages = machine.accelerators if device == "cuda" else 1, asked.stages
+    there = launch.count if launch else accelerators
+    replicas = asked.replicas if isinstance(asked.replicas, int) else max(1, there // stages)
+    processes = replicas * stages
+    said = f"on.replicas={replicas}" + (f" of on.stages={stages}" if stages > 1 else "")
+    if launch is not None and processes != launch.count:
+        equal = "make them equal" if stages == 1 else f"start {processes}, or write other numbers"
         raise PlanError(
-            f"the launcher started {launch.count} processes, and on.replicas is {replicas}; make them equal"
+            f"the launcher started {launch.count} processes, and on.replicas is {replicas}"
+            f"{f' of {stages} stages each' if stages > 1 else ''}; {equal}"
         )
     most = _most_on_cores(machine) if device != "cuda" else 65_536  # accelerators may be elsewhere
-    if launch is None and replicas > most:
+    if launch is None and processes > most:
         raise PlanError(
-            f"on.replicas={replicas}, and this machine has {machine.cores} cores; write at most on.replicas={most}, or "
-            "let a launcher such as torchrun start them on several machines"
+            f"{said}, and this machine has {machine.cores} cores; write at most on.replicas={max(1, most // stages)}, "
+            "or let a launcher such as torchrun start them on several machines"
         )
-    if device == "cuda" and launch is None and 0 < machine.accelerators < replicas:
-        raise PlanError(f"on.replicas={replicas}, and only {machine.accelerators} accelerators are visible")
+    if device == "cuda" and launch is None and 0 < machine.accelerators < processes:
+        raise PlanError(f"{said}, and only {machine.accelerators} accelerators are visible")
     return replicas
 
 
@@ -265,10 +273,14 @@ def _kernels(asked: Placement, device: str, precision: str) -> str:
     return "fused" if device == "cuda" and precision in ("bf16", "fp16") and there and not asked.compile else "plain"
 
 
-def _graphs(asked: Placement, device: str, replicas: int) -> bool:
-    possible = device == "cuda" and replicas == 1 and not asked.compile
+def _graphs(asked: Placement, device: str, processes: int) -> bool:
+    possible = device == "cuda" and processes == 1 and not asked.compile
     if asked.graphs is True and not possible:
-        why = "on.compile is true" if asked.compile else f"{replicas} replicas exchange gradients in it"
+        why = (
+            "on.compile is true"
+            if asked.compile
+            else f"{processes} {'replicas' if asked.stages == 1 else 'processes'} exchange gradients in it"
+        )
         why = f"on.device is {device}" if device != "cuda" else why
         raise PlanError(f"on.graphs=true records a step of one replica on a CUDA device, and {why}; leave it out")
     return possible and asked.graphs is not False
@@ -287,23 +299,24 @@ def _loss_scale(asked: float | dict[str, float] | str, precision: str) -> float 
     return "dynamic" if precision == "fp16" else 1.0
 
 
-def _images_that_fit(device: str, precision: str, replicas: int, machine: Machine, network: NetworkFacts) -> int:
+def _images_that_fit(device: str, precision: str, processes: int, machine: Machine, network: NetworkFacts) -> int:
     """A simple memory rule: activations and as much again to work with, beside weights, gradients and momentum."""
     width = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}[precision]
     # A plan for another machine's accelerators, with none here to look at, assumes 16 GiB each.
     accelerator = machine.accelerator_memory or 16 << 30
-    memory = 0.8 * accelerator if device == "cuda" else 0.25 * machine.memory / replicas
+    memory = 0.8 * accelerator if device == "cuda" else 0.25 * machine.memory / processes
     free = memory - 4 * max(4, width) * network.parameters
     return max(1, int(free / (2 * width * max(1, network.activations))))
 
 
-def best_micro_batch(recipe: Recipe, norm_batch: int | None, replicas: int, room: int) -> int:
-    """The size with the least work for the busiest replica, each forward pass counting as eight images more."""
+def best_micro_batch(recipe: Recipe, norm_batch: int | None, replicas: int, room: int, stages: int) -> int:
+    """The size with the least work for the busiest replica, each forward pass counting as eight images more; in a
+    pipeline the last stage waits for the first micro-batch, and the first stage for the last one's gradients."""
     global_batch = recipe.global_batch
     fitting = [m for m in _divisors(global_batch) if fits(global_batch, norm_batch, replicas, m)]
     fitting = [m for m in fitting if mixes(recipe, m)] or fitting
     small = [m for m in fitting if m <= room] or fitting[:1]
-    return min(small, key=lambda m: (math.ceil(global_batch / m / replicas) * (m + 8), -m))
+    return min(small, key=lambda m: ((math.ceil(global_batch / m / replicas) + stages - 1) * (m + 8), -m))
 
 
 def _check_layout(plan: Plan) -> None:

@@ -27,6 +27,7 @@ from paceline.settings.read import Tree, changes, dump, parse
 from paceline.settings.recipe import Recipe
 from paceline.settings.stop import Stop
 from paceline.settings.types import Settings
+from paceline.stages import stage_numbers
 
 Row = dict[str, Any]
 
@@ -325,6 +326,7 @@ def numbers_of(plan: Plan) -> Row:
         "evaluation side": plan.facts.evaluation_side or plan.facts.side,
         "global batch": plan.global_batch,
         "replicas": plan.replicas,
+        **stage_numbers(plan),
         "micro-batch": plan.micro_batch,
         "micro-batches per step": plan.micro_batches,
         "rounds per step": plan.rounds,

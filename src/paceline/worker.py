@@ -33,7 +33,7 @@ def run_verb(verb: str, job: Job, folder: Path, **arguments: Any) -> Any:
     `arguments` are the verb's own, as JSON has them.
     """
     check_torch_build(job.plan.placement.device)
-    if job.launch is not None or job.plan.replicas == 1:
+    if job.launch is not None or job.plan.processes == 1:
         return _verbs()[verb](job, folder, **arguments)
     from paceline.world import start_replicas
 
@@ -48,7 +48,7 @@ def run_verb(verb: str, job: Job, folder: Path, **arguments: Any) -> Any:
             "arguments": arguments,
             "result": str(result),
         }
-        status = start_replicas(job.plan.replicas, ["paceline.worker", str(folder), verb, json.dumps(request)])
+        status = start_replicas(job.plan.processes, ["paceline.worker", str(folder), verb, json.dumps(request)])
         return json.loads(result.read_text()) if result.is_file() else status
 
 

@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +39,10 @@ T = TypeVar("T")
 
 @dataclass
 class World:
-    """This replica among all replicas of the run; alone unless a launcher started several."""
+    """This process among all processes of the run; alone unless a launcher started several.
+
+    Each replica has as many processes as it has stages, and these are neighbors.
+    """
 
     device: torch.device
     replica: int = 0
@@ -47,44 +50,91 @@ class World:
     store: Any = None
     timeout: timedelta | None = None
     host_group: Any = None
-    """All replicas over gloo, for small messages that must not wait for the device."""
+    """All processes over gloo, for small messages that must not wait for the device."""
+    stage: int = 0
+    stages: int = 1
+    replica_group: Any = None
+    """This stage of all replicas; None is all processes."""
+    stage_group: Any = None
+    """All stages of this replica."""
+
+    @property
+    def process(self) -> int:
+        """The number of this process."""
+        return self.replica * self.stages + self.stage
+
+    @property
+    def processes(self) -> int:
+        """Processes of all replicas together."""
+        return self.replicas * self.stages
 
     @property
     def first(self) -> bool:
-        """Whether this is the replica that writes files and prints."""
-        return self.replica == 0
+        """Whether this is the process that writes files and prints."""
+        return self.process == 0
 
     def all_reduce(self, values: Tensor) -> Tensor:
-        """Sum `values` over all replicas, in place."""
-        if self.replicas > 1:
-            self._checked(dist.all_reduce, values)
+        """Sum `values` over all processes, in place."""
+        if self.processes > 1:
+            self.checked(dist.all_reduce, values)
         return values
 
     def all_reduce_async(self, values: Tensor, on_host: bool = False) -> Work:
-        """Start to sum `values` over all replicas, in place; `on_host` if the device has no part in it."""
-        group = self.host_group if on_host else None
-        return Work(self._checked(dist.all_reduce, values, group=group, async_op=True), self)
+        """Start to sum `values` over all replicas of this stage, in place; `on_host` over all processes, where the
+        device has no part in it."""
+        group = self.host_group if on_host else self.replica_group
+        return Work(self.checked(dist.all_reduce, values, group=group, async_op=True), self)
+
+    def over_stages(self, values: Tensor) -> Tensor:
+        """Sum `values` over the stages of this replica, in place."""
+        if self.stages > 1:
+            self.checked(dist.all_reduce, values, group=self.stage_group)
+        return values
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Copy the first replica's values to every replica, in place."""
+        """Copy the first replica's values to every replica, stage by stage, in place."""
         if self.replicas > 1:
             for tensor in tensors:
                 row = tensor.contiguous()
-                self._checked(dist.broadcast, row, 0)
+                self.checked(dist.broadcast, row, self.stage, group=self.replica_group)
                 tensor.copy_(row)
 
     def broadcast_object(self, value: T) -> T:
-        """Return the first replica's value, which can be anything that pickles, on every replica."""
-        if self.replicas == 1:
+        """Return the first process's value, which can be anything that pickles, on every process."""
+        if self.processes == 1:
             return value
         box = [value]
-        self._checked(dist.broadcast_object_list, box, 0, group=self.host_group)
+        self.checked(dist.broadcast_object_list, box, 0, group=self.host_group)
         return box[0]
+
+    def gather_stages(self, value: T) -> list[T]:
+        """Return the values of the first replica's stages, in order, on the first process, and elsewhere nothing."""
+        if self.stages == 1:
+            return [value] if self.first else []
+        values: list[Any] = [None] * self.processes
+        own = value if self.replica == 0 else None
+        self.checked(dist.gather_object, own, values if self.first else None, 0, group=self.host_group)
+        return values[: self.stages] if self.first else []
+
+    def from_stage(self, value: T, stage: int) -> T:
+        """Return the value of one stage of this replica, which can be anything that pickles, on every stage of it."""
+        box = [value]
+        self.checked(dist.broadcast_object_list, box, group=self.stage_group, group_src=stage)
+        return box[0]
+
+    def send(self, values: Tensor, stage: int) -> None:
+        """Send a tensor to another stage of this replica, which waits for it."""
+        self.checked(dist.send, values.contiguous(), group=self.stage_group, group_dst=stage)
+
+    def receive(self, values: Tensor, stage: int) -> Tensor:
+        """Receive a tensor from another stage of this replica, in place."""
+        self.checked(dist.recv, values, group=self.stage_group, group_src=stage)
+        return values
 
     def first_on_host(self, name: str, value: T) -> T:
         """Return the value of the replica of this host that came here first; on each, it can be anything that pickles.
 
-        Every replica must call it, and once for each name.
+        The first stage of every replica must call it, and once for each name.
         """
         if self.replicas == 1:
             return value
@@ -92,7 +142,7 @@ class World:
         if self.store.add(f"{key}/came", 1) == 1:
             self.store.set(key, pickle.dumps(value))
             return value
-        first: T = pickle.loads(self._checked(self.store.get, key))
+        first: T = pickle.loads(self.checked(self.store.get, key))
         return first
 
     def all_equal(self, number: Tensor) -> bool:
@@ -107,21 +157,26 @@ class World:
         """Return this replica's group of `count` neighbors, or None if that is itself; every replica must call it."""
         if count == 1:
             return None
-        ranks = [list(range(start, start + count)) for start in range(0, self.replicas, count)]
+        starts = range(0, self.replicas, count)
+        ranks = [
+            [replica * self.stages + stage for replica in range(start, start + count)]
+            for stage in range(self.stages)
+            for start in starts
+        ]
         groups = [dist.new_group(neighbors, timeout=self.timeout) for neighbors in ranks]
-        return NormGroup(count, groups[self.replica // count], self)
+        return NormGroup(count, groups[self.stage * len(starts) + self.replica // count], self)
 
     def barrier(self) -> None:
-        """Wait until every replica has come here."""
-        if self.replicas > 1:
-            self._checked(dist.barrier, group=self.host_group)
+        """Wait until every process has come here."""
+        if self.processes > 1:
+            self.checked(dist.barrier, group=self.host_group)
 
     def close(self) -> None:
         """Leave the process group."""
-        if self.replicas > 1 and dist.is_initialized():
+        if self.processes > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
-    def _checked(self, collective: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def checked(self, collective: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Call a collective; if it fails, say which replica is missing."""
         try:
             return collective(*arguments, **options)
@@ -132,16 +187,17 @@ class World:
     def _missing(self) -> str:
         """Call the roll after a failed collective and say who does not answer."""
         try:
-            self.store.set(f"roll/{self.replica}", "here")
+            self.store.set(f"roll/{self.process}", "here")
             end = time.monotonic() + 5
-            absent = list(range(self.replicas))
+            absent = list(range(self.processes))
             while absent and time.monotonic() < end:
                 absent = [r for r in absent if not self.store.check([f"roll/{r}"])]
                 time.sleep(0.1)
         except RuntimeError:
             return "the replicas lost each other"
         names = ", ".join(map(str, absent))
-        return f"replica {names} stopped answering" if absent else "a collective failed"
+        who = "replica" if self.stages == 1 else "process"
+        return f"{who} {names} stopped answering" if absent else "a collective failed"
 
 
 @dataclass(frozen=True)
@@ -153,7 +209,7 @@ class Work:
 
     def wait(self) -> None:
         """Wait until it is done: the host where the values are in its memory, else the device."""
-        self.world._checked(self.handle.wait)
+        self.world.checked(self.handle.wait)
 
 
 @dataclass
@@ -167,12 +223,12 @@ class NormGroup:
     def all_gather(self, values: Tensor) -> Tensor:
         """Return the values of all neighbors, stacked in replica order."""
         rows = [torch.empty_like(values) for _ in range(self.count)]
-        self.world._checked(dist.all_gather, rows, values, group=self.group)
+        self.world.checked(dist.all_gather, rows, values, group=self.group)
         return torch.stack(rows)
 
     def all_reduce(self, values: Tensor) -> Tensor:
         """Sum `values` over the neighbors, in place."""
-        self.world._checked(dist.all_reduce, values, group=self.group)
+        self.world.checked(dist.all_reduce, values, group=self.group)
         return values
 
 
@@ -194,7 +250,21 @@ def init_world(plan: Plan, launch: Launch | None) -> World:
     backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.count, timeout=timeout)
     host_group = dist.new_group(backend="gloo", timeout=timeout)
-    return World(device, launch.rank, launch.count, store, timeout, host_group)
+    world = World(device, launch.rank, launch.count, store, timeout, host_group)
+    return world if plan.stages == 1 else _staged(world, plan.stages)
+
+
+def _staged(world: World, stages: int) -> World:
+    """The same processes, but each one a stage of its replica; every process must call it."""
+    numbers = range(world.replicas)
+    groups = [[n for n in numbers if n % stages == stage] for stage in range(stages)]
+    groups += [list(numbers[start : start + stages]) for start in numbers[::stages]]
+    mine = [dist.new_group(group, timeout=world.timeout) for group in groups]
+    replica, stage = divmod(world.replica, stages)
+    return replace(
+        world, replica=replica, replicas=world.replicas // stages, stage=stage, stages=stages,
+        replica_group=mine[stage], stage_group=mine[stages + replica],
+    )  # fmt: skip
 
 
 def _digest(plan: Plan) -> str:

@@ -51,12 +51,20 @@ def mix(images: Tensor, labels: Tensor, drawn: Tensor, block: int) -> tuple[Tens
     weight = own[:, None, None, None]
     blended = weight * images + (1 - weight) * images[first]
     pasted = torch.where(inside(torch.stack(edges), images), blended[second], blended)
-    top, left, bottom, right = edges
-    area = (bottom - top) * (right - left) / images.shape[2:].numel()  # what counts is what was pasted
+    return pasted, *mixed_labels(labels, drawn.to(images.dtype), images.shape[2:].numel(), block)
+
+
+def mixed_labels(labels: Tensor, drawn: Tensor, pixels: int, block: int) -> tuple[Tensor, Tensor]:
+    """The labels and weights of the four images that each mixed one may contain; `pixels` is how many an image has."""
+    own, top, left, bottom, right = drawn
+    indices = torch.arange(len(labels), device=labels.device)
+    first = _neighbor(indices, 1, block)
+    second = _neighbor(indices, 2 if block > 2 else 1, block)
+    area = (bottom - top) * (right - left) / pixels  # what counts is what was pasted
     theirs = own[second]
     weights = [own * (1 - area), (1 - own) * (1 - area), theirs * area, (1 - theirs) * area]
     terms = [labels, labels[first], labels[second], labels[first[second]]]
-    return pasted, torch.stack(terms, 1), torch.stack(weights, 1)
+    return torch.stack(terms, 1), torch.stack(weights, 1)
 
 
 def betas(key: int, positions: Int64s, alpha: float) -> Float64s:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from paceline import schedule
 from paceline.augment.color import adjust_color, draw_color
 from paceline.augment.erase import draw_cutout, draw_erase, zero_boxes
-from paceline.augment.mix import draw_mix, mix
+from paceline.augment.mix import draw_mix, mix, mixed_labels
 from paceline.augment.normalize import Normalize
 from paceline.augment.policy import draw_policy
 from paceline.augment.policy_ops import PolicyDraws, apply_policy
@@ -114,6 +114,12 @@ class Augmentation:
         if "mix" not in draws.numbers:
             return images, labels, None
         return mix(images, labels, draws.numbers["mix"], self._block)
+
+    def labels(self, labels: Tensor, draws: Draws) -> tuple[Tensor, Tensor | None]:
+        """The labels of augmented images and their weights, as a stage has them that does not see the images."""
+        if "mix" not in draws.numbers:
+            return labels, None
+        return mixed_labels(labels, draws.numbers["mix"].to(self._dtype), draws.side**2, self._block)
 
     def unmixed(self, images: Tensor, draws: Draws) -> Tensor:
         """Prepared images after all other augmentations but mixing, normalized: what is done to each image alone."""

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from paceline.command.tables import show_rows
-from paceline.errors import SpecError
+from paceline.errors import PlanError, SpecError
 from paceline.evaluating import check_validated
-from paceline.job import stored_job
+from paceline.job import WHOLE, stored_job
 from paceline.progress import notify
 from paceline.record import Row, json_text
 from paceline.training.selection import steps_to_average
@@ -25,7 +25,9 @@ def run(
 ) -> int:  # fmt: skip
     """Average, evaluate, write RUN/averaged and print the result beside the last checkpoint's."""
     _check(last, decay, recalibrate)
-    job = stored_job(folder, ["on.replicas=auto", "on.micro_batch=auto", *words], data)
+    job = stored_job(folder, ["on.replicas=auto", *WHOLE, "on.micro_batch=auto", *words], data)
+    if job.plan.stages > 1:
+        raise PlanError("an average is evaluated in one piece; leave on.stages out")
     check_validated(job, "an average is evaluated too, and cannot be here")
     steps_to_average(folder, last)  # what is missing is told before torch is loaded
     rows, notes = run_verb("average", job, folder, last=last, decay=decay, recalibrate=recalibrate)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.data.index import locate
-from paceline.errors import SpecError
-from paceline.job import Job, check_folder, flag_words, plan_job, read_placement, read_recipe, read_words
+from paceline.errors import PlanError, SpecError
+from paceline.job import WHOLE, Job, check_folder, flag_words, plan_job, read_placement, read_recipe, read_words
 from paceline.model.packages import check_packages
 from paceline.progress import progress_bar
 from paceline.reconcile import for_files, make_plan
@@ -84,6 +84,8 @@ def infer_job(
         recipe, written = stored_plan(run).recipe, Tree()
         placement, placed = _placement_of(run, words, page, replicas, device)
         steps_to_evaluate(run, Selection(which))  # what is missing is told before torch is loaded
+    if placement.stages > 1:
+        raise PlanError("bench infer measures a network in one piece; write on.stages=1 on.splits=[]")
     recipe, folder, notes = _with_data(name, recipe, data, evaluating=True)
     notes += stands_for(name) if run is None else []
     if recipe.evaluate.flip:
@@ -100,7 +102,7 @@ def _placement_of(
     if page is not None:
         return read_placement(page, words, replicas, device)
     placed = parse(dump(stored_plan(run).placement), str(run))
-    for word in ["on.replicas=auto", "on.micro_batch=auto", *words, *flag_words(replicas, device)]:
+    for word in ["on.replicas=auto", *WHOLE, "on.micro_batch=auto", *words, *flag_words(replicas, device)]:
         if not word.startswith("on."):
             raise SpecError(f"'{word}': a run keeps its recipe; only on.* words may change, such as on.precision=bf16")
         override(placed, word, Placement, prefix="on.")

@@ -87,7 +87,7 @@ class Predictor:
         recipe, network = self.job.plan.recipe, self.job.plan.network
         micro_batch = self.asked.micro_batch
         if micro_batch == "auto":
-            micro_batch = best_micro_batch(recipe, norm_batch_of(recipe, network), devices, self.micro_batch)
+            micro_batch = best_micro_batch(recipe, norm_batch_of(recipe, network), devices, self.micro_batch, 1)
         placement = self.asked.model_copy(update={"replicas": "auto", "micro_batch": micro_batch})
         launch = Launch(0, devices, 0, min(devices, self.cluster.devices), "", 0, store_is_there=False)
         plan = make_plan(recipe, placement, self.job.machine, network, launch)
@@ -109,6 +109,8 @@ def run(
     base = [*words, "on.replicas=1", "on.micro_batch=auto", "on.graphs=auto"]
     job = make_job(what.name, base, what.data, page, None, device, look=False, choices=what.choices)
     placement, _ = read_placement(placement_of(what.name) if page is None else page, words, None, device)
+    if job.plan.placement.stages > 1:
+        raise PlanError("a prediction knows no pipelines; leave on.stages and on.splits out")
     _check_same(measured, job.plan, asked.measured)
     micro_batch = measured.micro_batch
     if micro_batch is None:

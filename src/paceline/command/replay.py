@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.command.tables import show_facts
 from paceline.errors import RunError, SpecError
-from paceline.job import Job, stored_job
+from paceline.job import WHOLE, Job, stored_job
 from paceline.progress import notify, progress_bar
 from paceline.reconcile import fits
 from paceline.record import rows_of
@@ -44,7 +44,7 @@ def run(folder: Path, words: list[str], step: int, data: Path | None, as_json: b
 def _job(folder: Path, words: list[str], step: int, data: Path | None) -> Job:
     """The run on one replica, by its own micro-batches where these fit: in 16 bits, what overflows depends on how many
     images a gradient is summed over."""
-    alone = ["on.replicas=1", "on.micro_batch=auto", "on.compile=false", *words]
+    alone = ["on.replicas=1", *WHOLE, "on.micro_batch=auto", "on.compile=false", *words]
     job = stored_job(folder, alone, data)
     starts = [row for row in rows_of(folder) if row["kind"] == "start" and row["step"] < step]
     placement = starts[-1].get("placement") if starts else None

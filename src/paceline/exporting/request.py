@@ -17,7 +17,7 @@ from paceline.data.load.arrays import open_source
 from paceline.errors import DataError, RunError, SpecError
 from paceline.evaluating import check_validated, network_job
 from paceline.files import disk_faults, try_writing
-from paceline.job import stored_job
+from paceline.job import WHOLE, stored_job
 from paceline.numpy_types import Int64s, UInt8s
 from paceline.planning import Plan
 from paceline.settings.data import Files
@@ -99,7 +99,7 @@ def _sample(run: Path, images: Sequence[str], data: Path | None) -> ComparedImag
             raise DataError("--images: none of the files can be read")
         return ComparedImages("images that were named", _spread(given.table))
     try:
-        job = stored_job(run, ["on.replicas=1", "on.micro_batch=auto"], data)
+        job = stored_job(run, ["on.replicas=1", *WHOLE, "on.micro_batch=auto"], data)
     except DataError as fault:
         raise DataError(f"{fault}; or name other images to compare the export on with --images") from None
     check_validated(job, "name images to compare the export on with --images")

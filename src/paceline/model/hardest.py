@@ -64,9 +64,9 @@ class Hardest:
     def over_replicas(self, world: World) -> list[HardImage]:
         """The hardest images of all replicas, the hardest first."""
         own = self._sort()
-        table = own.new_full((world.replicas, self._most, 5), 0)
-        table[world.replica, :, 0] = -math.inf
-        table[world.replica, : len(own)] = own
+        table = own.new_full((world.processes, self._most, 5), 0)
+        table[world.process, :, 0] = -math.inf
+        table[world.process, : len(own)] = own
         rows = world.all_reduce(table).flatten(0, 1).cpu()
         rows = _largest(rows[rows[:, 1].argsort(stable=True)], self._most)
         return [

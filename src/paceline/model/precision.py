@@ -15,11 +15,16 @@ from paceline.planning import Plan
 
 def network_on_device(plan: Plan, device: torch.device) -> Network:
     """The network of a plan, weights not yet set, where and as the placement holds it; frozen blocks are frozen."""
-    module = build_network(plan.recipe, plan.facts).to(device, float_dtype(plan))
-    network: Network = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return on_device(build_network(plan.recipe, plan.facts), plan, device)
+
+
+def on_device(network: Network, plan: Plan, device: torch.device) -> Network:
+    """A network, or a slice of one, where and as the placement holds it; frozen blocks are frozen."""
+    module = network.to(device, float_dtype(plan))
+    network = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if plan.placement.weights in ("bf16", "fp16"):
         _halve_weights(network, plan)
-    network.freeze(plan.frozen)
+    network.freeze([name for name in plan.frozen if name in network._modules])
     return network
 
 

@@ -15,6 +15,7 @@ from paceline.augment.pipeline import Augmentation
 from paceline.data.load.batches import MicroBatch
 from paceline.device import float_dtype
 from paceline.model.batch import Batch
+from paceline.model.build import build_network
 from paceline.model.dropout import DropoutMasks
 from paceline.model.exchange import GradientBuckets
 from paceline.model.folded import FoldedNetwork
@@ -23,7 +24,7 @@ from paceline.model.loss import make_loss
 from paceline.model.metrics import TRAIN_SUMS, Answers, judge
 from paceline.model.network import Network, mirrored_scores, recomputing
 from paceline.model.norm import Statistics
-from paceline.model.precision import autocast, compute_dtype, network_on_device
+from paceline.model.precision import autocast, compute_dtype, on_device
 from paceline.model.recorded import Recorded
 from paceline.planning import Plan
 from paceline.world import World
@@ -34,12 +35,14 @@ class Whole:
 
     def __init__(self, plan: Plan, world: World) -> None:
         self.plan, self.device, self.dtype = plan, world.device, float_dtype(plan)
-        self.module = network_on_device(plan, world.device)
+        network = build_network(plan.recipe, plan.facts)
+        # Layers are numbered over the whole network, whatever part of it is here.
+        self.masks = DropoutMasks(network, plan.recipe.seed, self.dtype)
+        self.module = on_device(self._part(network), plan, world.device)
         self.forms = fuse(self.module, plan)
         """The form in which each block is computed."""
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.statistics = Statistics(self.module, plan.rounds, plan.norm_groups, world.subgroup(plan.norm_replicas))
-        self.masks = DropoutMasks(self.module, plan.recipe.seed, self.dtype)
         self.augment = Augmentation(plan, world.device)
         self._forward = _placed_forward(self.module, plan)
         self._head_loss = make_loss(plan.recipe.loss, plan.facts.classes)
@@ -47,6 +50,23 @@ class Whole:
         self._step_weights = StepWeights(self.module, compute_dtype(plan))
         self._one = torch.ones((), device=world.device)
         self._evaluator: Callable[[Tensor], Tensor] | None = None
+
+    def _part(self, network: Network) -> Network:
+        """What is here of the network: all of it."""
+        return network
+
+    @contextmanager
+    def entire(self) -> Iterator[Network]:
+        """The whole network, to give it weights."""
+        yield self.module
+
+    def own(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Those of a whole network's tensors by name that are in this process: all of them."""
+        return tensors
+
+    def gather(self, groups: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+        """The tensors by name of the whole network, in groups: those that are here."""
+        return groups
 
     def prepare(self, batch: MicroBatch) -> MicroBatch:
         """Do what must be done to a training batch before the part of a step that a CUDA graph can hold."""
@@ -173,9 +193,15 @@ class Whole:
         self, images: Tensor, batch: Batch | None, forward: Callable[..., Any] | None = None
     ) -> list[Tensor]:
         """One row of class scores for each image, those of the last head first."""
+        return [scores.to(self.dtype) for scores in self._outputs(images, batch=batch, forward=forward)]
+
+    def _outputs(
+        self, *carried: Tensor, batch: Batch | None, forward: Callable[..., Any] | None = None
+    ) -> tuple[Tensor, ...]:
+        """What the blocks that are here make of the images, or of what the blocks before them made."""
         with autocast(self.plan, self.device):
-            output = (forward or self._forward)(images, batch=batch)
-        return [scores.to(self.dtype) for scores in ((output,) if isinstance(output, Tensor) else output)]
+            output = (forward or self._forward)(*carried, batch=batch)
+        return (output,) if isinstance(output, Tensor) else tuple(output)
 
 
 def checksum(tensors: Sequence[Tensor]) -> Tensor:
@@ -187,5 +213,6 @@ def checksum(tensors: Sequence[Tensor]) -> Tensor:
 
 def _placed_forward(module: Network, plan: Plan) -> Callable[..., Any]:
     """The network's forward pass as the placement has it: cut where it is recomputed, and compiled."""
-    forward = recomputing(module.cut(plan.recomputed)) if plan.recomputed else module
+    recomputed = [name for name in plan.recomputed if name in module._modules]
+    forward = recomputing(module.cut(recomputed)) if recomputed else module
     return torch.compile(forward) if plan.placement.compile else forward

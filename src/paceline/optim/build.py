@@ -20,6 +20,7 @@ from paceline.optim.rule import FlatGroup, FlatOptimizer, Rule
 from paceline.optim.sgd import FusedSgd, SgdRule
 from paceline.planning import Plan
 from paceline.settings.optimizer import AdamW, Clip, Lamb, Larc, Lars, Muon, RmsProp, Sgd, WeightDecay
+from paceline.world import World
 
 
 class Optimizer(Protocol):
@@ -37,9 +38,12 @@ class Optimizer(Protocol):
 
 
 def build_optimizer(
-    parameters: Iterable[tuple[str, nn.Parameter]], plan: Plan, norms: Set[str] = frozenset()
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    plan: Plan,
+    norms: Set[str] = frozenset(),
+    world: World | None = None,
 ) -> Optimizer:
-    """The recipe's optimizer for the trainable ones of these named parameters.
+    """The recipe's optimizer for the trainable ones of these named parameters; other stages of `world` have others.
 
     `norms` names the parameters of norm layers: the word norm in a recipe means them too, whatever they are called.
     """
@@ -50,7 +54,7 @@ def build_optimizer(
     head = head_weights(plan, named)
     pairs = assign_rules(plan, groups, norms, head)
     flat_groups = [FlatGroup(group, rule, rounding_key(plan, group)) for group, rule in pairs if group.parameters]
-    return FlatOptimizer(flat_groups, Clipping(limits, [group.flat for group in flat_groups], head))
+    return FlatOptimizer(flat_groups, Clipping(limits, [group.flat for group in flat_groups], head, world))
 
 
 def rounding_key(plan: Plan, group: ParameterGroup) -> int | None:

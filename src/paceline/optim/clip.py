@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline.optim.flat import FlatParameters, block_norms
 from paceline.settings.optimizer import Clip
+from paceline.world import World
 
 MIN_WEIGHT_NORM = 1e-3
 """Adaptive clipping takes smaller weight norms for this one, or weights of zero could never leave zero."""
@@ -17,9 +18,11 @@ MIN_WEIGHT_NORM = 1e-3
 class Clipping:
     """A recipe's limits, applied to the flat gradients of all groups."""
 
-    def __init__(self, limits: Clip, groups: list[FlatParameters], head: Set[str]) -> None:
-        """`head` names the weights of the classifier, which adaptive clipping leaves alone."""
+    def __init__(self, limits: Clip, groups: list[FlatParameters], head: Set[str], world: World | None = None) -> None:
+        """`head` names the weights of the classifier, which adaptive clipping leaves alone; the stages of `world` have
+        the other gradients of the network."""
         self._limits, self._groups = limits, groups
+        self._world = world if world is not None and world.stages > 1 else None
         self._outputs = [_Outputs(flat, head) for flat in groups] if limits.adaptive else []
 
     def __call__(self, gradients: list[Tensor]) -> list[Tensor]:
@@ -29,6 +32,7 @@ class Clipping:
             gradients = [gradient.clamp(-limits.value, limits.value) for gradient in gradients]
         if limits.norm is not None:
             norm = torch.linalg.vector_norm(torch.cat([block_norms(gradient) for gradient in gradients]))
+            norm = norm if self._world is None else self._world.over_stages(norm.square()).sqrt()
             factor = (limits.norm / norm).clamp_(max=1)  # a norm of zero gives infinity, and so 1
             gradients = [gradient * factor for gradient in gradients]
         if limits.adaptive is not None:

@@ -107,6 +107,15 @@ class Placement(Settings):
     """Copies of the network that share each step's images; auto is every visible accelerator, or one."""
     micro_batch: Annotated[AutoCount, Field(json_schema_extra=LAYOUT)] = "auto"
     """Images in one forward pass of one replica; auto is the one that fits the memory and takes the least time."""
+    stages: Annotated[Count, Field(json_schema_extra=LAYOUT)] = 1
+    """Processes, each with a device of its own, that share the blocks of each replica's network as a pipeline."""
+    splits: Annotated[Names, Field(json_schema_extra=LAYOUT)] = ()
+    """The blocks that begin the second stage and those after it (stage2 means the first block of stage2); without any,
+    the stages get about the same work."""
+    pipeline: Annotated[Literal["grouped", "interleaved", "sequential"], Field(json_schema_extra=LAYOUT)] = "grouped"
+    """Order of a step's passes in a pipeline: grouped (all forward, then all backward, as GPipe), interleaved (one
+    forward, one backward, which keeps fewer activations; also called 1F1B) or sequential (one micro-batch after the
+    other)."""
     precision: Annotated[
         Literal["auto", "fp64", "fp32", "tf32", "bf16", "fp16"], Field(json_schema_extra=ARITHMETIC)
     ] = "auto"

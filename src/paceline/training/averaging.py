@@ -21,7 +21,7 @@ from paceline.optim.averages import StateDict, average_networks
 from paceline.record import Row, json_text, latest
 from paceline.sink import open_sinks
 from paceline.training.evaluate import evaluate, evaluate_network
-from paceline.training.restore import copy_tensors, load_checkpoint
+from paceline.training.restore import give_network, load_checkpoint
 from paceline.training.selection import steps_to_average
 from paceline.training.session import Session, open_session
 
@@ -122,10 +122,8 @@ def evaluate_average(session: Session, average: AveragedNetwork, method: Method,
 
     The network of the session becomes the averaged one. The first replica has it and gives it to all.
     """
-    plan, world, run, network = session.plan, session.world, session.run, session.state.network
-    if world.first:
-        copy_tensors(average.tensors, network.module.state_dict(), f"the {method.name} of checkpoints")
-    world.broadcast(list(network.module.state_dict().values()))
+    plan, run = session.plan, session.run
+    give_network(session, average.tensors, f"the {method.name} of checkpoints")
     step = average.steps[-1]
     images = recalibrate(session, method.recalibrate, step) if method.recalibrate else None
     start = time.perf_counter()

@@ -48,7 +48,7 @@ def evaluate_network(session: Session, hardest: int = HARDEST) -> Evaluation:
     network = session.state.network
     with network.evaluating(), closing(session.loader.validation()) as batches:
         for batch in batches:
-            if session.requests.urgent:
+            if session.requests.urgent and world.stages == 1:  # a stage that left would not be waited for
                 stopped.fill_(1)  # the others learn of it with the sums, when they come to the end or leave too
                 break
             assert batch.indices is not None

@@ -126,7 +126,7 @@ class Requests:
     def exchange(self, step: int) -> None:
         """Send this replica's requests after a step, and let its own be what all have agreed on by now."""
         asked = [self.urgent, self._saves.rings(), self._reports.rings()]
-        if self._world.replicas == 1:
+        if self._world.processes == 1:
             self.stop, self.save, self.report = asked
             return
         counts = torch.tensor(asked, dtype=torch.int32)

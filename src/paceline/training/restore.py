@@ -19,19 +19,24 @@ from paceline.visible import plural
 
 def restore_newest(session: Session) -> None:
     """Let the state be that of the newest intact checkpoint, or the initial one of a run that has not trained yet."""
-    run, state = session.run, session.state
-    if session.world.first:
+    run, state, world = session.run, session.state, session.world
+    newest = None
+    if world.first:
         newest = checkpoint.newest_intact(
             run.checkpoints, lambda fault: run.note(f"damaged, taking the one before it: {fault}", warning=True)
         )
+        if newest is None:
+            _check_untrained(run)
+    if world.stages > 1:
+        newest = world.broadcast_object(newest)  # each stage takes its part
+    if world.first or world.stages > 1:
         if newest is not None:
             load_files(state, newest[1], checkpoint.name_of(newest[0]))
-        else:
-            _check_untrained(run)
-            if adoption := initialize_state(state, session.plan):
-                run.note(str(adoption))
+        elif adoption := initialize_state(state, session.plan):
+            run.note(str(adoption))
+    if world.first:
         checkpoint.clear_leftovers(run.checkpoints)
-    broadcast_state(session.world, state)
+    broadcast_state(world, state)
 
 
 def _check_untrained(run: Run) -> None:
@@ -44,7 +49,9 @@ def _check_untrained(run: Run) -> None:
 
 
 def load_checkpoint(session: Session, step: int, files: checkpoint.CheckpointFiles | None) -> None:
-    """Let every replica's state be that of the checkpoint whose files the first one has read."""
+    """Let every process's state be that of the checkpoint whose files the first one has read."""
+    if session.world.stages > 1:
+        files = session.world.broadcast_object(files)
     if files is not None:
         load_files(session.state, files, checkpoint.name_of(step))
     broadcast_state(session.world, session.state)
@@ -69,8 +76,19 @@ def load_files(state: State, files: checkpoint.CheckpointFiles, where: str) -> S
                 f"{where}: '{group}.safetensors' is missing{recipe}: this checkpoint is of another recipe; to start "
                 "from its weights, train a new run with init.from"
             )
-        copy_tensors(groups[group], tensors, where)
+        copy_tensors(state.network.own(groups[group]), tensors, where)
     return state
+
+
+def give_network(session: Session, tensors: dict[str, Tensor], where: str) -> None:
+    """Let every process's network be the one whose tensors by name the first one has."""
+    world, network = session.world, session.state.network
+    target = network.module.state_dict()
+    if world.stages > 1:
+        tensors = world.broadcast_object(tensors)
+    if world.first or world.stages > 1:
+        copy_tensors(network.own(tensors), target, where)
+    world.broadcast(list(target.values()))
 
 
 @torch.no_grad()

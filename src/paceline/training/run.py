@@ -57,12 +57,15 @@ def _train(session: Session, job: Job, console: Console, command: list[str]) -> 
             console.print(text, markup=False, soft_wrap=True)
         return 0
     parameters = sum(parameter.numel() for parameter in state.network.module.parameters())
+    stages = world.gather_stages((parameters, state.network.forms))
     run.write(
         "start",
         **start_row(plan, job.machine, state.step, before, command),
-        parameters=parameters,
-        forms=state.network.forms,
+        parameters=sum(parameters for parameters, _ in stages),
+        forms={block: form for _, forms in stages for block, form in forms.items()},
     )
+    if plan.stages > 1:
+        run.note(f"The stages begin at {', '.join(next(iter(forms), '') for _, forms in stages)}.")
     done = False
     with suppress(Stopped):
         done = train(session)

@@ -23,10 +23,12 @@ from paceline.training.state import State
 def save(session: Session) -> None:
     """Write a checkpoint of this step, then remove those that need not stay."""
     run, state, plan = session.run, session.state, session.plan
-    if not run.writes:
+    if not run.writes and plan.stages == 1:
         return
     start = time.perf_counter()
     files = to_files(state) | {checkpoint.RECIPE: dump(plan.recipe).encode()}
+    if not run.writes:  # the first process has what this stage gave
+        return
     checkpoint.write(run.checkpoints, state.step, files)
     # Later steps than this one are damaged, or this run would have continued from them: they stay until the run has
     # saved the same step again, in case somebody can mend them.
@@ -45,7 +47,8 @@ def save(session: Session) -> None:
 
 def to_files(state: State) -> checkpoint.CheckpointFiles:
     """The content of a checkpoint: each group of tensors as safetensors, everything else as JSON."""
-    files = {f"{group}.safetensors": safetensors_bytes(_on_host(t)) for group, t in state.tensors().items()}
+    groups = state.network.gather({group: _on_host(tensors) for group, tensors in state.tensors().items()})
+    files = {f"{group}.safetensors": safetensors_bytes(tensors) for group, tensors in groups.items()}
     return files | {"state.json": json_text(state.numbers()).encode()}
 
 
@@ -84,15 +87,17 @@ def saved_if_aborted(session: Session) -> Iterator[None]:
     """If a step or validation is aborted, save the state from before it and raise the fault again.
 
     On the CPU, replicas exchange everything before the state changes, so a step is done whole or not at all. An
-    accelerator may have gone on with what it did not get: replicas there return to the last checkpoint.
+    accelerator may have gone on with what it did not get: replicas there return to the last checkpoint. So does a
+    pipeline, which cannot be saved without all of its stages.
     """
     try:
         yield
     except (ReadFailed, DataError, Stopped):
-        save(session)
+        if session.plan.stages == 1:
+            save(session)
         raise
     except Broken:
-        if session.plan.replicas == 1 or session.plan.placement.device == "cpu":
+        if session.plan.processes == 1 or (session.plan.stages == 1 and session.plan.placement.device == "cpu"):
             save(session)
         raise
 

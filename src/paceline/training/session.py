@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.data.load.later_stage import LaterStageLoader
 from paceline.data.load.loader import Loader, open_loader
 from paceline.device import widest_float
 from paceline.launch import Launch
@@ -71,6 +72,8 @@ class Session:
     def loader(self) -> Loader:
         """Where this replica gets its images."""
         world, share = self.world, partial(self.world.first_on_host, "cache")
+        if world.stage > 0:
+            return LaterStageLoader(self.plan, world.replica, world.device)
         return open_loader(self.plan, self.data_folder, world.replica, world.device, self.quarantine, share)
 
 

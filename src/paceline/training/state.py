@@ -88,8 +88,8 @@ class State:
 
 def build_state(plan: Plan, world: World) -> State:
     """The state before the first step; `initialize_state` or a checkpoint sets its weights."""
-    network = Whole(plan, world)
-    optimizer = build_optimizer(network.module.named_parameters(), plan, norm_parameters(network.module))
+    network = _network(plan, world)
+    optimizer = build_optimizer(network.module.named_parameters(), plan, norm_parameters(network.module), world)
     decay = plan.recipe.ema.decay
     ema = None if decay is None else Ema(plan, network.module, decay)
     sums = torch.zeros(2, len(TRAIN_SUMS), dtype=widest_float(world.device), device=world.device)
@@ -97,17 +97,25 @@ def build_state(plan: Plan, world: World) -> State:
     return State(network, optimizer, ema, LossScale(plan, world.device), sums[0], sums[1], bad)
 
 
+def _network(plan: Plan, world: World) -> Whole:
+    if world.stages == 1:
+        return Whole(plan, world)
+    from paceline.model.staged import Staged  # noqa: PLC0415 - torch's pipelining is slow to import
+
+    return Staged(plan, world)
+
+
 def initialize_state(state: State, plan: Plan) -> LoadedWeights | None:
     """Set initial weights, the same on every replica and placement; gives what became of weights from elsewhere."""
-    recipe, module = plan.recipe, state.network.module
-    if not isinstance(recipe.model, External):  # a network of another package starts as that package says
-        initialize(module, published(recipe.init, recipe.model), recipe.seed)
-    source = recipe.init.from_
-    return load_weights(module, read_weights(source), source) if source else None
+    recipe, source = plan.recipe, plan.recipe.init.from_
+    with state.network.entire() as module:
+        if not isinstance(recipe.model, External):  # a network of another package starts as that package says
+            initialize(module, published(recipe.init, recipe.model), recipe.seed)
+        return load_weights(module, read_weights(source), source) if source else None
 
 
 def broadcast_state(world: World, state: State) -> None:
-    """Give every replica the first one's state."""
+    """Give every replica the first one's state, stage by stage."""
     if world.replicas == 1:
         return
     state.load_numbers(world.broadcast_object(state.numbers()))

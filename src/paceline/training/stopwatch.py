@@ -41,9 +41,9 @@ def timed(device: torch.device, work: Callable[[], object]) -> float:
 
 
 def over_replicas(world: World, values: list[float]) -> list[list[float]]:
-    """The values of every replica, which all have as many, on every replica."""
-    rows = torch.zeros(world.replicas, len(values), dtype=widest_float(world.device))
-    rows[world.replica] = torch.tensor(values, dtype=rows.dtype)
+    """The values of every process, which all have as many, on every process."""
+    rows = torch.zeros(world.processes, len(values), dtype=widest_float(world.device))
+    rows[world.process] = torch.tensor(values, dtype=rows.dtype)
     everyone: list[list[float]] = world.all_reduce(rows.to(world.device)).tolist()
     return everyone
 

@@ -105,8 +105,8 @@ class Trial:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         processes: list[BaseProcess] = []
-        for rank in range(plan.replicas):
-            launch = Launch(rank, plan.replicas, rank, plan.replicas, "127.0.0.1", port, store_is_there=False)
+        for rank in range(plan.processes):
+            launch = Launch(rank, plan.processes, rank, plan.processes, "127.0.0.1", port, store_is_there=False)
             arguments = (plan, launch, self._folder, self._data, task)
             processes.append(self._context.Process(target=_run, args=arguments, daemon=True))
         for process in processes:
@@ -143,10 +143,11 @@ def _train(folder: Path, steps: int, session: Session, *, saving: bool) -> None:
                 write_whole(path, json.dumps(losses))
             if saving:
                 save(session)
+    groups = state.network.gather(state.tensors())
     if first:
         tensors = {
             f"{group}.{name}": tensor.detach().cpu().contiguous().clone()
-            for group, members in state.tensors().items()
+            for group, members in groups.items()
             for name, tensor in members.items()
         }
         save_file(tensors, folder / "end.safetensors")

@@ -1,0 +1,102 @@
+"""Torch's pipeline schedules on the stages of a replica; beside `world`, the only user of torch.distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from paceline.world import World
+
+
+class TensorShape(NamedTuple):
+    """What a stage must know of a tensor before it comes."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Memory for such a tensor."""
+        return torch.empty(self.size, dtype=self.dtype, device=device)
+
+
+class Passes(NamedTuple):
+    """What a stage does with a micro-batch, whose number is an argument, because several are in flight."""
+
+    forward: Callable[..., Any]
+    """forward(number, *carried): this stage's part of a forward pass, by what came from the stage before."""
+    loss: Callable[[Any, int], Tensor]
+    """loss(output, number): the loss by the output of the last stage."""
+
+
+class Pipeline:
+    """Takes a step's micro-batches through the stages of a replica, forward and backward, in one of torch's orders.
+
+    Gradients add up in the parameters.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        order: Literal["grouped", "interleaved", "sequential"],
+        micro_batches: int,
+        inputs: Sequence[TensorShape],
+        outputs: Sequence[TensorShape],
+    ) -> None:
+        """The shapes are those of the tensors that come in and go out. Without them torch would find them out by a
+        training pass over memory that nobody has written to."""
+        self._world, self._passes = world, list[Passes]()
+        self._numbers = torch.arange(micro_batches).split(1 if order == "sequential" else micro_batches)
+        taken, given = (tuple(_meta(shape) for shape in shapes) for shapes in (inputs, outputs))
+        self._stage = PipelineStage(
+            _Module(self._forward), world.stage, world.stages, world.device, taken, given, group=world.stage_group
+        )
+        schedule = Schedule1F1B if order == "interleaved" else ScheduleGPipe
+        # Losses and gradients are sums.
+        self._schedule = schedule(self._stage, len(self._numbers[0]), loss_fn=self._loss, scale_grads=False)
+
+    def step(self, passes: Passes) -> None:
+        """Take all micro-batches through."""
+        self._passes.append(passes)
+        try:
+            for numbers in self._numbers:
+                if fault := self._world.checked(self._run, numbers):
+                    raise fault
+        finally:
+            self._passes.clear()
+            self._stage.clear_runtime_states()
+
+    def _run(self, numbers: Tensor) -> BaseException | None:
+        """Run the schedule; gives what went wrong in this stage's own passes, around which torch puts a fault."""
+        try:
+            self._schedule.step(number=numbers, target=numbers, return_outputs=False)
+        except RuntimeError as fault:
+            if fault.__cause__ is None:
+                raise
+            return fault.__cause__
+        return None
+
+    def _forward(self, *carried: Tensor, number: Tensor) -> Any:
+        return self._passes[0].forward(int(number), *carried)
+
+    def _loss(self, output: Any, number: Tensor) -> Tensor:
+        return self._passes[0].loss(output, int(number))
+
+
+class _Module(nn.Module):
+    """A stage's part of a forward pass, as torch wants it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *carried: Tensor, number: Tensor) -> Any:
+        return self._function(*carried, number=number)
+
+
+def _meta(shape: TensorShape) -> Tensor:
+    """What stands for a tensor that a gradient comes back for."""
+    return torch.empty(shape.size, dtype=shape.dtype, device="meta", requires_grad=True)

@@ -1,0 +1,92 @@
+"""What stages a plan allows, and how blocks are shared between them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from conftest import make_plan
+from paceline.errors import PlanError
+from paceline.launch import Launch
+from paceline.machine import Machine
+from paceline.planning import Plan
+from paceline.reconcile import make_plan as reconcile
+from paceline.settings.placement import Placement
+from paceline.stages import balanced, idle_share, parted
+
+BLOCKS = ("stem", "stage1/unit1", "stage2/unit1", "stage3/unit1", "head")
+
+
+def launched(count: int) -> Launch:
+    return Launch(0, count, 0, count, "127.0.0.1", 1, store_is_there=False)
+
+
+def replan(plan: Plan, count: int, **placed: Any) -> Plan:
+    """The plan as a launcher of so many processes would have it."""
+    placement = Placement.model_validate({"device": "cpu", **placed})
+    return reconcile(plan.recipe, placement, Machine(cores=2, memory=1 << 30), plan.network, launched(count))
+
+
+def test_a_split_names_the_block_that_begins_a_stage_and_a_stage_of_blocks_means_its_first() -> None:
+    plan = make_plan("on.stages=3", "on.splits=[head, stage2]", "on.micro_batch=4")
+    assert plan.splits == ["stage2/unit1", "head"]
+    assert parted(BLOCKS, plan.splits) == [list(BLOCKS[:2]), list(BLOCKS[2:4]), ["head"]]
+
+
+def test_processes_are_replicas_times_stages() -> None:
+    plan = make_plan("on.stages=2", "on.replicas=3", "on.micro_batch=4")
+    assert (plan.processes, plan.replicas, plan.splits) == (6, 3, [])
+    assert replan(plan, 4, stages=2, micro_batch=4).replicas == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("on.stages=2", "on.splits=[stage2, stage3]"), "on.splits names 2 .* write on.stages=3, or name 1"),
+        (("on.splits=stage2",), "on.splits names 1 .* write on.stages=2, or name none"),
+        (("on.stages=2", "on.splits=stage9"), "on.splits: the network has no block 'stage9'; it has stem, "),
+        (("on.stages=2", "on.splits=stem"), "the first stage begins at 'stem' by itself; choose 1 of stage1/unit1, "),
+        (("on.stages=3", "on.splits=[stage2, stage2/unit1]"), "each names the first block of another stage"),
+        (("on.stages=6",), "on.stages=6, and the network has 5 blocks"),
+        (("on.stages=2", "on.compile=true"), "on.compile=true fuses a whole network"),
+        (("on.stages=2", "on.pipeline=interleaved", "on.micro_batch=16"), "as many micro-batches .* 2, and .* 1;"),
+        (("on.stages=2", "on.weights=bf16", "on.precision=bf16"), "would change how bf16 weights are rounded"),
+        (("on.stages=2", "on.splits=head", "freeze=head"), "stage 2 of 2 has only blocks that freeze names .head.;"),
+        (("on.stages=2", "model=timm:resnet18"), "a network of another package is one block"),
+        (("on.stages=2", "on.graphs=true", "on.device=cuda"), "2 processes exchange gradients in it"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_stages_cannot_be_is_refused_in_one_line(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        make_plan("on.micro_batch=4", *words)
+
+
+def test_a_launcher_must_start_a_process_for_each_stage() -> None:
+    with pytest.raises(PlanError, match=r"3 processes, and on.replicas is 1 of 2 stages each; start 2"):
+        replan(make_plan(), 3, stages=2)
+
+
+def test_the_automatic_micro_batch_leaves_a_pipeline_enough_of_them() -> None:
+    whole, staged = (make_plan("global_batch=64", "norm_batch=4", f"on.stages={stages}") for stages in (1, 4))
+    assert staged.micro_batches > whole.micro_batches
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_the_stage_with_most_work_has_as_little_as_any_cut_allows(stages: int) -> None:
+    names, costs = "abcdefg", [5, 1, 0, 7, 2, 2, 4]
+
+    def most(splits: Any) -> int:
+        return max(sum(costs[names.index(name)] for name in blocks) for blocks in parted(names, splits))
+
+    chosen = balanced(names, costs, stages)
+    assert len(chosen) == stages - 1
+    assert most(chosen) == min(map(most, itertools.combinations(names[1:], stages - 1)))
+
+
+@pytest.mark.parametrize(("order", "share"), [("grouped", 1 / 5), ("interleaved", 1 / 5), ("sequential", 1 / 2)])
+def test_the_idle_share_of_a_pipeline_follows_from_its_micro_batches(order: str, share: float) -> None:
+    plan = make_plan("on.stages=2", "on.micro_batch=4", f"on.pipeline={order}")
+    assert idle_share(plan) == pytest.approx(share)

@@ -1,0 +1,118 @@
+"""A pipeline of stages is the same run as the whole network: each step, each checkpoint and each validation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import Training, write_small
+
+from conftest import make_plan
+from paceline.record import Run
+from paceline.training.trials import Outcome, Trial, compare_outcomes
+
+EXACT = 1e-12
+STEPS = 4
+ORDERS = ("grouped", "interleaved", "sequential")
+NETWORKS = {
+    "resnet20": ("model=resnet20", "mix.mixup=0.2", "optimizer={name: lars, lr: 0.5}", "clip.norm=1", "ema.decay=0.9"),
+    "efficientnet-cifar": (
+        "model={name: efficientnet-cifar, dropout: 0.3, survival: 0.7}", "mix.cutmix=beta", "norm.epsilon=0.1",
+        "augment.side={0 steps: 6, 2 steps: 8}",
+    ),
+    "googlenet": ("model={name: googlenet, dropout: 0.2}", "data.side=32", "mix.mixup=0.3", "norm.epsilon=0.1"),
+}  # fmt: skip
+"""Between them: norms, mixing, dropout, stochastic depth, auxiliary heads, clipping over stages, changing sides."""
+
+
+def plan_of(*words: str) -> Any:
+    return make_plan("on.precision=fp64", "on.micro_batch=4", *words)
+
+
+def run(folder: Path, *words: str) -> Outcome:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Trial(folder, None, STEPS).finish(plan_of(*words))
+
+
+def differs(one: Outcome, other: Outcome) -> float:
+    assert one.tensors.keys() == other.tensors.keys()
+    return max(compare_outcomes(one, other).values())
+
+
+def test_two_stages_are_the_same_run_as_the_whole_network(tmp_path: Path) -> None:
+    words = ("mix.mixup=0.3", "ema.decay=0.9", "clip.norm=1", "data.images=64", "global_batch=8")
+    staged = run(tmp_path / "staged", *words, "on.stages=2", "on.pipeline=interleaved")
+    assert differs(run(tmp_path / "whole", *words), staged) <= EXACT
+
+
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    return {name: run(tmp_path_factory.mktemp(name), *words) for name, words in NETWORKS.items()}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_every_order_of_passes_gives_the_same_run(
+    tmp_path: Path, wholes: dict[str, Outcome], network: str, stages: int, order: str
+) -> None:
+    staged = run(tmp_path, *NETWORKS[network], f"on.stages={stages}", f"on.pipeline={order}")
+    assert differs(wholes[network], staged) <= EXACT
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", [(), ("norm_batch=8",), ("on.recompute=all",), ("global_batch=12",)], ids=str)
+def test_replicas_of_two_stages_are_the_same_run(tmp_path: Path, words: tuple[str, ...]) -> None:
+    recipe = [word for word in words if not word.startswith("on.")]
+    if "global_batch=12" in words:  # the second replica has no micro-batch in the last round
+        recipe.append("data.images=48")
+    layout = [word for word in words if word.startswith("on.")]
+    one = run(tmp_path / "one", *recipe, "on.micro_batch=12" if "global_batch=12" in words else "on.micro_batch=16")
+    four = run(tmp_path / "four", *recipe, *layout, "on.stages=2", "on.replicas=2", "on.splits=stage2")
+    assert differs(one, four) <= EXACT
+
+
+@pytest.mark.long
+def test_a_run_killed_as_a_pipeline_goes_on_whole_and_the_other_way_round(tmp_path: Path) -> None:
+    undisturbed = run(tmp_path / "undisturbed", "ema.decay=0.9")
+    layouts: tuple[list[str], ...] = ([], ["on.stages=2"], ["on.stages=3", "on.replicas=2"])
+    for number, (first, second) in enumerate([(0, 1), (1, 0), (1, 2), (1, 1)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        trial = Trial(folder, None, STEPS)
+        assert 1 <= trial.kill_after(plan_of("ema.decay=0.9", *layouts[first]), 1) < STEPS
+        resumed = trial.finish(plan_of("ema.decay=0.9", *layouts[second]))
+        assert differs(undisturbed, resumed) <= EXACT
+
+
+@pytest.mark.long
+def test_a_pipeline_validates_every_image_once_and_is_judged_whole_later(tmp_path: Path) -> None:
+    write_small(tmp_path)
+    words = ("evaluate.flip=true", "average.last=2", "average.every=2 steps")
+    layout = ("on.stages=2", "on.replicas=2", "on.splits=stage3", "on.micro_batch=4", "on.precision=fp64")
+    status, _, errors = Training(tmp_path, "train", "small.yaml", *words, *layout, "--out", "run").end()
+    assert status == 0, errors
+    status, _, errors = Training(tmp_path, "validate", "run").end()
+    assert status == 0, errors
+    rows = Run(tmp_path / "run", "read").rows()
+    staged, judged = (row for row in rows if row["kind"] == "validation")
+    assert staged["images"] == judged["images"] == 37
+    assert staged["loss"] == pytest.approx(judged["loss"], rel=EXACT)
+    assert next(row for row in rows if row["kind"] == "average")["images"] == 37
+    start = next(row for row in rows if row["kind"] == "start")
+    assert start["parameters"] == 75_290
+    assert list(start["forms"]) == ["stem", "stage1/unit1", "stage2/unit1", "stage3/unit1", "head"]
+
+
+@pytest.mark.long
+def test_a_pipeline_stops_saved_at_a_signal(tmp_path: Path) -> None:
+    recipe = write_small(tmp_path, epochs="200")
+    layout = ("on.stages=2", "on.micro_batch=4", "on.save=1 steps")
+    training = Training(tmp_path, "train", recipe, *layout, "--out", "run")
+    training.wait_until(training.saved(2))
+    training.process.terminate()
+    status, out, errors = training.end()
+    assert status == 75, (out, errors)
+    assert Run(tmp_path / "run", "read").rows()[-1]["kind"] == "interrupted"
