@@ -189,6 +189,7 @@ def _resolve(
         "device": device,
         "precision": precision,
         "weights": _weights(asked.weights, precision, device),
+        "communication": _communication(asked.communication, precision),
         "kernels": _kernels(asked, device, precision),
         "graphs": _graphs(asked, device, replicas),
         "replicas": replicas,
@@ -254,6 +255,16 @@ def _weights(asked: str, precision: str, device: str) -> str:
             f"{' or '.join(_WEIGHTS[precision])}; write on.precision={asked}, or leave on.weights out"
         )
     return _WEIGHTS[precision][0] if asked == "auto" else asked
+
+
+def _communication(asked: str, precision: str) -> str:
+    default = "fp64" if precision == "fp64" else "fp32"
+    if asked not in ("auto", default, "bf16"):
+        raise PlanError(
+            f"on.communication={asked} does not go with on.precision={precision}, whose gradients are {default}; "
+            f"write on.communication={default} or bf16, or leave it out"
+        )
+    return default if asked == "auto" else asked
 
 
 def _kernels(asked: Placement, device: str, precision: str) -> str:
