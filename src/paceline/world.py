@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
+import json
 import logging
 import os
 import pickle
@@ -28,10 +28,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from paceline.agreement import agreement, difference, digest_of_agreement
 from paceline.errors import INTERRUPTED, Broken, PlanError
 from paceline.launch import MESSAGES_FOLDER, Launch
 from paceline.planning import Plan
-from paceline.settings.placement import shared_keys
 
 T = TypeVar("T")
 
@@ -175,8 +175,11 @@ class NormGroup:
         return values
 
 
-def init_world(plan: Plan, launch: Launch | None) -> World:
-    """Choose this process's device, and join the other replicas if a launcher started several."""
+def init_world(plan: Plan, launch: Launch | None, data_digest: str = "") -> World:
+    """Choose this process's device, and join the other replicas if a launcher started several.
+
+    They must have the same code, settings and images; `data_digest` stands for the latter.
+    """
     if os.environ.get(MESSAGES_FOLDER):
         _die_with_parent()
     kind = plan.placement.device
@@ -189,21 +192,15 @@ def init_world(plan: Plan, launch: Launch | None) -> World:
     if launch is None or launch.count == 1:
         return World(device)
     timeout = timedelta(seconds=plan.placement.timeout)
-    store = _rendezvous(launch, timeout, _digest(plan))
+    store = _rendezvous(launch, timeout, agreement(plan, data_digest))
     backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.count, timeout=timeout)
     host_group = dist.new_group(backend="gloo", timeout=timeout)
     return World(device, launch.rank, launch.count, store, timeout, host_group)
 
 
-def _digest(plan: Plan) -> str:
-    """Hash what must be the same on all replicas: the recipe, how its steps are cut, and the arithmetic."""
-    placement = plan.placement.model_dump_json(include=shared_keys())
-    return hashlib.sha256((plan.recipe.model_dump_json() + placement).encode()).hexdigest()
-
-
-def _rendezvous(launch: Launch, timeout: timedelta, digest: str) -> Any:
-    """Return the store of all replicas once each has come with the same plan; name those that are missing or differ."""
+def _rendezvous(launch: Launch, timeout: timedelta, facts: dict[str, str]) -> Any:
+    """Return the store of all replicas once each has come with the same facts; name those missing, or what differs."""
     host = f"{launch.address}:{launch.port}"
     serves = launch.rank == 0 and not launch.store_is_there
     try:
@@ -211,6 +208,8 @@ def _rendezvous(launch: Launch, timeout: timedelta, digest: str) -> Any:
     except (RuntimeError, dist.DistError) as fault:
         raise Broken(f"cannot reach the rendezvous at {host}: {str(fault).splitlines()[0][:160]}") from None
     store = PrefixStore(f"paceline/{launch.attempt}", base)
+    digest = digest_of_agreement(facts)
+    store.set(f"facts/{launch.rank}", json.dumps({"host": platform.node(), "facts": facts}))
     store.set(f"here/{launch.rank}", digest)
     ranks = range(launch.count)
     try:
@@ -219,11 +218,13 @@ def _rendezvous(launch: Launch, timeout: timedelta, digest: str) -> Any:
         absent = ", ".join(str(rank) for rank in ranks if not store.check([f"here/{rank}"]))
         seconds = f"{timeout.total_seconds():g} s"
         raise Broken(f"replica {absent} did not reach the rendezvous at {host} within {seconds}") from None
-    other = ", ".join(str(rank) for rank in ranks if store.get(f"here/{rank}").decode() != digest)
-    if other:
+    expected = store.get("here/0")
+    if differ := [rank for rank in ranks if store.get(f"here/{rank}") != expected]:
+        first, other = (json.loads(store.get(f"facts/{rank}")) for rank in (0, differ[0]))
+        more = f" (and {len(differ) - 1} more)" if len(differ) > 1 else ""
         raise Broken(
-            f"replica {other} has a different plan from replica {launch.rank}; "
-            "start every process with the same arguments"
+            f"replica {differ[0]} on {other['host']}{more} differs from replica 0 on {first['host']}: "
+            f"{difference(first['facts'], other['facts'])}"
         )
     return store
 

@@ -125,8 +125,8 @@ class Placement(Settings):
     dynamic (halved by a bad step, doubled after 2,000 good ones), or steps such as {0 epochs: 64, 30 epochs: 512}; auto
     is dynamic with float16, else 1. A published scale S of a mean over a micro-batch m is S / m here."""
     communication: Annotated[Literal["auto", "fp64", "fp32", "bf16"], Field(json_schema_extra=ARITHMETIC)] = "auto"
-    """Type in which gradients travel between replicas: bf16 is half the bytes, and each sum is rounded to 8 bits; auto is
-    fp64 under precision fp64, else fp32."""
+    """Type in which gradients travel between replicas: bf16 is half the bytes, and each sum is rounded to 8 bits; auto
+    is fp64 under precision fp64, else fp32."""
     bucket: Annotated[Size, Field(json_schema_extra=ARITHMETIC)] = 25 << 20
     """Gradients that leave together, in bytes or as 25 MiB (the default): more at a time is fewer messages, less leaves
     earlier; 0 sends the gradient of each weight by itself."""

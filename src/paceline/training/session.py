@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.data.index.fingerprint import data_digest
 from paceline.data.load.loader import Loader, open_loader
 from paceline.device import widest_float
 from paceline.launch import Launch
@@ -91,7 +92,8 @@ def open_session(
     """
     with ExitStack() as stack:
         stack.enter_context(torch_settings(plan.placement))
-        world = init_world(plan, launch)
+        several = launch is not None and launch.count > 1
+        world = init_world(plan, launch, data_digest(plan.data, data_folder) if several else "")
         run = stack.enter_context(Run(folder, mode if world.first else "read"))
         heard = Signals(partial(run.progress, "stopping", 0, 1))
         if signals:
