@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -221,6 +221,9 @@ def _rendezvous(launch: Launch, timeout: timedelta, facts: dict[str, str]) -> An
     expected = store.get("here/0")
     if differ := [rank for rank in ranks if store.get(f"here/{rank}") != expected]:
         first, other = (json.loads(store.get(f"facts/{rank}")) for rank in (0, differ[0]))
+        store.set(f"told/{launch.rank}", "")
+        with suppress(RuntimeError, dist.DistError):  # the others read this from replica 0, which ends last
+            store.wait([f"told/{rank}" for rank in ranks if serves], timedelta(seconds=10))
         more = f" (and {len(differ) - 1} more)" if len(differ) > 1 else ""
         raise Broken(
             f"replica {differ[0]} on {other['host']}{more} differs from replica 0 on {first['host']}: "

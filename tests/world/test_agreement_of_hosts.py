@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import write_small
 
 import paceline
 from conftest import environment
 from folders_made import picture, put
-from processes import write_small
 
 pytestmark = pytest.mark.long
 NAMES = [f"{split}/{animal}/{number}.jpg" for split in ("train", "val") for animal in ("cat", "dog") for number in "12"]
