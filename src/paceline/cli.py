@@ -16,10 +16,10 @@ from paceline.visible import visible_output
 
 # isort: off
 from paceline.options import (
-    Against, All, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords, Details,
-    Device, Evaluated, ExportFolder, ExportTo, Follow, GivenWords, Half, HeatmapFolder, Json, NewRun, On, OnWords,
-    Out, Profile, RecipeOrFolder, RecipeWord, Replicas, ResultFile, RunFolder, Seconds, SettingWords, SourceFolder,
-    TestFolder, Threshold, TimeLimit, Top, Until, path_of, time_words,
+    Accelerator, Against, All, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords,
+    Details, Device, Devices, Evaluated, ExportFolder, ExportTo, Follow, GivenWords, Half, HeatmapFolder, Hosts, Image,
+    Json, NewRun, On, OnWords, Out, Profile, RecipeOrFolder, RecipeWord, Replicas, ResultFile, RunFolder, Seconds,
+    SettingWords, SourceFolder, TestFolder, Threshold, TimeLimit, Top, Until, Volume, path_of, time_words,
 )  # fmt: skip
 # isort: on
 
@@ -29,6 +29,16 @@ class Target(StrEnum):
 
     webdataset = "webdataset"
     folder = "folder"
+
+
+class Scheduler(StrEnum):
+    """What starts a run on several hosts."""
+
+    slurm = "slurm"
+    kubernetes = "kubernetes"
+    skypilot = "skypilot"
+    docker = "docker"
+    torchrun = "torchrun"
 
 
 app = typer.Typer(
@@ -145,6 +155,22 @@ def plan(
     from paceline.command import plan as verb
 
     verb.run(recipe, settings or [], data, on, replicas, device, json, yaml, schema)
+
+
+@app.command(
+    epilog="Example: paceline launch slurm nvidia/resnet50 --hosts 2 --devices 8 --data /data/imagenet --out /shared/runs/mine"
+)
+def launch(
+    scheduler: Annotated[Scheduler, typer.Argument(metavar="SCHEDULER", help="slurm, kubernetes, skypilot, docker, or torchrun for a script.")],
+    recipe: RecipeOrFolder = None, settings: SettingWords = None, hosts: Hosts = 1, devices: Devices = 1,
+    data: DataFolder = None, out: Out = None, on: On = None, device: Device = None, time_limit: TimeLimit = None,
+    image: Image = None, volume: Volume = None, accelerator: Accelerator = None,
+) -> None:  # fmt: skip
+    """Print the file with which a scheduler starts a run on hosts."""
+    from paceline.command import launch as verb
+
+    words = [*(settings or []), *time_words(time_limit)]
+    verb.run(scheduler.value, recipe, words, hosts, devices, data, out, on, device, image, volume, accelerator)
 
 
 @app.command(epilog="Example: paceline verify shapes/resnet8")
