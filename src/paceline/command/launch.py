@@ -10,7 +10,6 @@ from paceline.errors import DataError, RunError, SpecError
 from paceline.job import Job, ask, check_apart, make_job, read_placement, read_recipe
 from paceline.launch import Launch
 from paceline.schedulers import PORT, SCHEDULERS, HostedRun, name_of_run
-from paceline.settings import shipped
 from paceline.settings.configurations import placement_of
 from paceline.visible import one_line, plural
 
@@ -68,9 +67,9 @@ def _arguments(
     """The words after `paceline` that every host is to run."""
     return [
         "train",
-        _found_anywhere("recipes", name),
+        _found_anywhere(name),
         *words,
-        *(["--on", _found_anywhere("placements", page)] if page else []),
+        *(["--on", _found_anywhere(page)] if page else []),
         *(["--device", device] if device else []),
         *(["--data", str(data)] if data else []),
         "--out",
@@ -91,9 +90,9 @@ def _mounts(data: Path | None, out: Path, volume: str | None) -> tuple[str, ...]
     return (shared,)
 
 
-def _found_anywhere(folder: str, name: str) -> str:
+def _found_anywhere(name: str) -> str:
     """A shipped name as it is, and a file by its whole path."""
-    return name if shipped.is_page(folder, name) else os.path.abspath(name)  # noqa: PTH100
+    return os.path.abspath(name) if os.path.isfile(name) else name  # noqa: PTH100, PTH113
 
 
 def _check_given(
