@@ -26,6 +26,8 @@ class Machine:
     host: str = ""
     bound: bool = False
     """Whether this process may use only some of the host's cores."""
+    numa_nodes: int = 1
+    """Parts of the host that have cores and memory of their own."""
 
 
 def this_machine() -> Machine:
@@ -50,6 +52,7 @@ def this_machine() -> Machine:
         accelerator=rows[0][1] if rows else "",
         accelerator_memory=min((int(float(row[2])) << 20 for row in rows if row[2].isdigit()), default=0),
         host=platform.node(),
+        numa_nodes=max(1, len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
 
 from paceline.errors import PlanError
 from paceline.facts import DataFacts, NetworkFacts
@@ -198,6 +199,7 @@ def _resolve(
         "decoder": "fast" if asked.decoder == "auto" else asked.decoder,
         "loss_scale": _loss_scale(asked.loss_scale, precision),
         "loader_workers": _threads("loader_workers", asked.loader_workers, min(16, cores), machine),
+        "bind": _bind(asked.bind, local_replicas, machine),
         "cpu_threads": _threads("cpu_threads", asked.cpu_threads, cores, machine),
     }
     return ResolvedPlacement.model_construct(asked.model_fields_set, **{**dict(asked), **decided})
@@ -216,6 +218,14 @@ def _threads(key: str, asked: int | str, default: int, machine: Machine) -> int:
 def _most_on_cores(machine: Machine) -> int:
     """More threads or processes than these are a slip of the pen."""
     return max(256, 16 * machine.cores)
+
+
+def _bind(asked: bool | str, local_replicas: int, machine: Machine) -> bool:
+    linux = sys.platform == "linux"
+    if asked is True and not linux:
+        raise PlanError("on.bind=true binds processes to cores, which needs Linux; leave it out")
+    several = local_replicas > 1 and not machine.bound  # who has bound this process knows the others
+    return linux and several and (asked is True or (asked == "auto" and machine.numa_nodes > 1))
 
 
 def _replicas(asked: int | str, device: str, machine: Machine, launch: Launch | None) -> int:

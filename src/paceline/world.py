@@ -80,6 +80,14 @@ class World:
         self._checked(dist.broadcast_object_list, box, 0, group=self.host_group)
         return box[0]
 
+    def all_gather_object(self, value: T) -> list[T]:
+        """Return the values of all replicas, which can be anything that pickles, in replica order."""
+        if self.replicas == 1:
+            return [value]
+        values: list[Any] = [None] * self.replicas
+        self._checked(dist.all_gather_object, values, value, group=self.host_group)
+        return values
+
     def first_on_host(self, name: str, value: T) -> T:
         """Return the value of the replica of this host that came here first; on each, it can be anything that pickles.
 

@@ -157,6 +157,9 @@ class Placement(Settings):
     """Workers of each replica that prepare images: threads, or processes where more than 4 decode files."""
     cpu_threads: Annotated[AutoCount, Field(json_schema_extra=ARITHMETIC)] = "auto"
     """Threads of each replica that compute on the CPU; auto shares the cores between the replicas."""
+    bind: Annotated[AutoSwitch, Field(json_schema_extra=LAYOUT)] = "auto"
+    """Bind each of several replicas of a host to cores of its own: those near its accelerator, else an equal share;
+    what a launcher has bound stays so. auto does so on Linux where a host has several NUMA nodes."""
     timeout: Annotated[float, Field(gt=0, le=1e9, json_schema_extra=LAYOUT)] = 600.0
     """Seconds after which a replica that does not answer is given up."""
     save: Annotated[ClockInterval, Field(json_schema_extra=KEEPING)] = Duration.parse("1 epoch")
@@ -192,13 +195,14 @@ class ResolvedPlacement(Placement):
     decoder: Literal["fast", "pillow", "gpu"]
     loader_workers: Count
     cpu_threads: Count
+    bind: bool
 
 
 MOST_THREADS = 4
 """More threads than this wait for each other in Python more than they decode: beyond it they are processes."""
 
 
-_OWN = {"cpu_threads", "loader_workers", "timeout", "cache"}
+_OWN = {"cpu_threads", "loader_workers", "timeout", "cache", "bind"}
 
 
 def shared_keys() -> set[str]:

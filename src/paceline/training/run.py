@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from paceline.binding import bound_cores
 from paceline.errors import INTERRUPTED, Broken, UserError
 from paceline.job import Job
 from paceline.launch import MESSAGES_FOLDER
@@ -62,6 +63,7 @@ def _train(session: Session, job: Job, console: Console, command: list[str]) -> 
         **start_row(plan, job.machine, state.step, before, command),
         parameters=parameters,
         forms=state.network.forms,
+        cores=world.all_gather_object(bound_cores()),
     )
     done = False
     with suppress(Stopped):
