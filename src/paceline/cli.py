@@ -149,12 +149,13 @@ def plan(
     recipe: RecipeOrFolder = None, settings: SettingWords = None, data: DataFolder = None, on: On = None, replicas: Replicas = None,
     device: Device = None, json: Json = False,
     yaml: Annotated[bool, typer.Option("--yaml", help="Print every setting and where its value came from.")] = False,
+    rehearse: Annotated[int | None, typer.Option("--rehearse", metavar="RANK", min=0, help="Take one step as this one of on.replicas=N: what it sends, its memory.")] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of recipes and placements, for editors.")] = False,
 ) -> None:  # fmt: skip
     """Print every number of a run without running it."""
     from paceline.command import plan as verb
 
-    verb.run(recipe, settings or [], data, on, replicas, device, json, yaml, schema)
+    verb.run(recipe, settings or [], data, on, replicas, device, json, yaml, schema, rehearse)
 
 
 @app.command(
