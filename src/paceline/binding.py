@@ -22,7 +22,9 @@ def bound(bind: bool, launch: Launch | None, pci: str | None = None) -> Iterator
         yield
         return
     before = os.sched_getaffinity(0)
-    _bind(cores_of(launch.local_rank, launch.local_count, before, device_node(pci)))
+    # On one host the rank says it too, and some launchers say nothing else.
+    local_rank = launch.rank if launch.local_count == launch.count else launch.local_rank
+    _bind(cores_of(local_rank, launch.local_count, before, device_node(pci)))
     try:
         yield
     finally:

@@ -232,7 +232,8 @@ def rehearsal_world(plan: Plan, rank: int) -> Iterator[Rehearsal]:
     """A place among all replicas of a plan in this process alone, on torch's fake process group."""
     from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415 - slow to import
 
-    device = torch.device(plan.placement.device)
+    _check_device(plan.placement.device)
+    device = torch.device("cuda", 0) if plan.placement.device == "cuda" else torch.device(plan.placement.device)
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.replicas)
     try:
         world = Rehearsal(device, rank, plan.replicas, timeout=None, host_group=dist.new_group(backend="fake"))

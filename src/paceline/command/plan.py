@@ -34,6 +34,8 @@ def run(
     if schema:
         print(json.dumps({"recipe": Recipe.model_json_schema(), "placement": Placement.model_json_schema()}, indent=1))
         return
+    if as_yaml and rehearsed is not None:
+        raise SpecError("--yaml prints settings, and --rehearse runs them; write one of them")
     if as_json and as_yaml:
         raise SpecError("--json and --yaml are two forms of one plan; write one of them")
     asked = ask(recipe, words, data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,9 +16,11 @@ from paceline.errors import PlanError
 from paceline.planning import Plan
 from paceline.record import Run
 from paceline.training.requests import Requests
+from paceline.training.run import out_of_memory
 from paceline.training.session import Session, torch_settings
 from paceline.training.state import initialize_state
 from paceline.training.step import take_step
+from paceline.training.train_speed import memory_faults
 from paceline.world import rehearsal_world
 
 
@@ -31,15 +34,15 @@ def rehearse(plan: Plan, rank: int) -> dict[str, Any]:
     with (
         torch_settings(plan.placement),
         rehearsal_world(plan, rank) as world,
+        memory_faults(out_of_memory(plan)),
         TemporaryDirectory(prefix="paceline-") as folder,
     ):
         session = Session(plan, world, Run(Path(folder), "read"), Requests(world))
         initialize_state(session.state, plan)
         with closing(session.loader.training(0)) as steps:
-            take_step(session, next(steps))  # in the first one, memory is still being found
-            world.sent.clear()
-            batches = next(steps)
-            take_step(session, batches)
+            for batches in islice(steps, 2):  # counted is the second, which the first has found the memory for
+                world.sent.clear()
+                take_step(session, batches)
         collectives = [
             {**dict(zip(("collective", "among", "on", "type"), key, strict=True)), "calls": calls, "bytes": size}
             for key, (calls, size) in world.sent.items()
