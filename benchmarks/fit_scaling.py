@@ -20,6 +20,8 @@ import numpy as np
 from paceline.model import tables
 from paceline.scaling import BACKWARD, Cluster, Link, bucket_sizes, exposed
 
+BUCKET = 25 << 20
+"""Bytes of gradients that leave together."""
 RACK = 64
 """Devices of a Pod that are linked directly; between racks, gradients go through a gateway."""
 LATENCY = 250e-9
@@ -122,7 +124,7 @@ def on_pods(first: Published, later: Published, inside: float, between: float) -
 def on_gpus(first: Published, later: Published, cluster: Cluster) -> float:
     """Images per second of many GPUs by that of one, with float32 gradients that leave in the backward pass."""
     micro_batch = first.seconds * later.micro_batch / first.micro_batch
-    buckets = [(size, cluster.all_reduce(later.devices, size)) for size in bucket_sizes(later.gradients(4))]
+    buckets = [(size, cluster.all_reduce(later.devices, size)) for size in bucket_sizes(later.gradients(4), BUCKET)]
     return later.global_batch / (later.turns * micro_batch + exposed(buckets, BACKWARD * micro_batch))
 
 

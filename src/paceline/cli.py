@@ -16,11 +16,11 @@ from paceline.visible import visible_output
 
 # isort: off
 from paceline.options import (
-    Against, All, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords, Details,
-    Device, DeviceLink, DevicesPerHost, Evaluated, ExportFolder, ExportTo, Follow, GivenWords, Half, HeatmapFolder,
-    HostCount, HostLink, Json, MeasuredSpeed, NewRun, On, OnWords, Out, Profile, RecipeOrFolder, RecipeWord, Replicas,
-    ResultFile, RunFolder, Seconds, SettingWords, SourceFolder, TestFolder, Threshold, TimeLimit, Top, Until, path_of,
-    time_words,
+    Accelerator, Against, All, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords,
+    Details, Device, DeviceLink, Devices, DevicesPerHost, Evaluated, ExportFolder, ExportTo, Follow, GivenWords, Half,
+    HeatmapFolder, HostCount, HostLink, Hosts, Image, Json, MeasuredSpeed, NewRun, On, OnWords, Out, Profile,
+    RecipeOrFolder, RecipeWord, Replicas, ResultFile, RunFolder, Seconds, SettingWords, SourceFolder, TestFolder,
+    Threshold, TimeLimit, Top, Until, Volume, path_of, time_words,
 )  # fmt: skip
 # isort: on
 
@@ -30,6 +30,16 @@ class Target(StrEnum):
 
     webdataset = "webdataset"
     folder = "folder"
+
+
+class Scheduler(StrEnum):
+    """What starts a run on several hosts."""
+
+    slurm = "slurm"
+    kubernetes = "kubernetes"
+    skypilot = "skypilot"
+    docker = "docker"
+    torchrun = "torchrun"
 
 
 app = typer.Typer(
@@ -140,6 +150,7 @@ def plan(
     recipe: RecipeOrFolder = None, settings: SettingWords = None, data: DataFolder = None, on: On = None, replicas: Replicas = None,
     device: Device = None, json: Json = False,
     yaml: Annotated[bool, typer.Option("--yaml", help="Print every setting and where its value came from.")] = False,
+    rehearse: Annotated[int | None, typer.Option("--rehearse", metavar="RANK", min=0, help="Take one step as this one of on.replicas=N: what it sends, its memory.")] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of recipes and placements, for editors.")] = False,
     hosts: HostCount = None, devices_per_host: DevicesPerHost = None, link: HostLink = None, inside: DeviceLink = None,
     measured: MeasuredSpeed = None,
@@ -155,7 +166,23 @@ def plan(
         return
     from paceline.command import plan as verb
 
-    verb.run(recipe, settings or [], data, on, replicas, device, json, yaml, schema)
+    verb.run(recipe, settings or [], data, on, replicas, device, json, yaml, schema, rehearse)
+
+
+@app.command(
+    epilog="Example: paceline launch slurm nvidia/resnet50 --hosts 2 --devices 8 --data /data/imagenet --out /shared/runs/mine"
+)
+def launch(
+    scheduler: Annotated[Scheduler, typer.Argument(metavar="SCHEDULER", help="slurm, kubernetes, skypilot, docker, or torchrun for a script.")],
+    recipe: RecipeOrFolder = None, settings: SettingWords = None, hosts: Hosts = 1, devices: Devices = 1,
+    data: DataFolder = None, out: Out = None, on: On = None, device: Device = None, time_limit: TimeLimit = None,
+    image: Image = None, volume: Volume = None, accelerator: Accelerator = None,
+) -> None:  # fmt: skip
+    """Print the file with which a scheduler starts a run on hosts."""
+    from paceline.command import launch as verb
+
+    words = [*(settings or []), *time_words(time_limit)]
+    verb.run(scheduler.value, recipe, words, hosts, devices, data, out, on, device, image, volume, accelerator)
 
 
 @app.command(epilog="Example: paceline verify shapes/resnet8")

@@ -31,3 +31,15 @@ def to_device(values: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
 def widest_float(device: torch.device) -> torch.dtype:
     """The widest float of a device, for sums over many images."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def pci_address(device: torch.device) -> str | None:
+    """Where an accelerator is plugged in, as Linux writes it; None for a CPU, and where torch does not say."""
+    if device.type != "cuda":
+        return None
+    properties: Any = torch.cuda.get_device_properties(device)
+    try:
+        domain, bus, slot = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
+    except AttributeError:
+        return None
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"

@@ -175,11 +175,11 @@ def flag_words(replicas: int | None, device: str | None) -> list[str]:
 
 def make_job(
     name: str, words: list[str], data: Path | None, page: str | None, replicas: int | None, device: str | None,
-    look: bool = True, choices: tuple[Choice, ...] = (),
+    look: bool = True, choices: tuple[Choice, ...] = (), launch: Launch | None = None,
 ) -> Job:  # fmt: skip
     """The job of a recipe: settings, data folder, machine, and the plan that follows.
 
-    With `look` off, a data set whose facts the recipe gives is not looked for.
+    With `look` off, a data set whose facts the recipe gives is not looked for. `launch` is that of another machine.
     """
     recipe, written = read_recipe(name, words)
     for key, _, reason in choices[1:]:
@@ -196,7 +196,7 @@ def make_job(
     for key in settings.model_fields_set - (recipe.data.model_fields_set if recipe.data else set()):
         written.places["data", key] = "found"
     recipe = follow_source(recipe.model_copy(update={"data": settings}), written)
-    job = plan_job(name, recipe, placement, folder, written, placed)
+    job = plan_job(name, recipe, placement, folder, written, placed, launch=launch)
     return replace(job, choices=choices)
 
 
@@ -243,11 +243,12 @@ def plan_job(
     words: tuple[str, ...] = (),
     test: Path | None = None,
     evaluates: bool = False,
+    launch: Launch | None = None,
 ) -> Job:
     """The job of settings that are known; the recipe names its data."""
     assert recipe.data is not None
     data: Data = recipe.data
-    machine, launch = this_machine(), launched()
+    machine, launch = this_machine(), launch or launched()
     network = tables.network_facts(recipe.model, data.facts)
     plan = make_plan(recipe, placement, machine, network, launch, evaluates)
     return Job(name, plan, placement, folder, written, placed, machine, launch, words, test)

@@ -33,6 +33,8 @@ class Machine:
     """Whether this process may use only some of the host's cores."""
     bf16: str = ""
     """The processor's instructions that multiply bfloat16 numbers, if it has any."""
+    numa_nodes: int = 1
+    """Parts of the host that have cores and memory of their own."""
 
 
 def this_machine() -> Machine:
@@ -58,6 +60,7 @@ def this_machine() -> Machine:
         accelerator_memory=min((int(float(row[2])) << 20 for row in rows if row[2].isdigit()), default=0),
         host=platform.node(),
         bf16=bf16_instructions(_processor_facts()),
+        numa_nodes=max(1, len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))),
     )
 
 

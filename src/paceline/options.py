@@ -98,6 +98,20 @@ TimeLimit = Annotated[
         help="Short for on.time_limit: save and end after, say, '4 hours', with status 75.",
     ),
 ]
+Hosts = Annotated[int, typer.Option("--hosts", metavar="N", min=1, max=65_536, help="How many hosts.")]
+Devices = Annotated[
+    int, typer.Option("--devices", metavar="M", min=1, max=1024, help="Devices, and so replicas, of each host.")
+]
+Image = Annotated[
+    str | None, typer.Option("--image", metavar="NAME", help="A container image that Paceline is installed in.")
+]
+Volume = Annotated[
+    str | None,
+    typer.Option("--volume", metavar="NAME", help="A claim or volume to mount in place of folders of the hosts."),
+]
+Accelerator = Annotated[
+    str | None, typer.Option("--accelerator", metavar="NAME", help="What SkyPilot calls the device, such as H100.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Checkpoint = Annotated[
     str | None,

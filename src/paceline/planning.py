@@ -13,9 +13,6 @@ from paceline.settings.duration import Duration, Rhythm
 from paceline.settings.placement import ResolvedPlacement
 from paceline.settings.recipe import BatchNorm, Recipe
 
-BUCKET_BYTES = 25 << 20
-"""A bucket of gradients is complete once it holds this much: large enough for links, small enough to leave early."""
-
 
 @dataclass(frozen=True)
 class Plan:

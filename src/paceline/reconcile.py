@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
 
 from paceline.errors import PlanError
 from paceline.facts import DataFacts, NetworkFacts
@@ -192,6 +193,7 @@ def _resolve(
         "device": device,
         "precision": precision,
         "weights": _weights(asked.weights, precision, device),
+        "communication": _communication(asked.communication, precision),
         "kernels": _kernels(asked, device, precision),
         "graphs": _graphs(asked, device, processes),
         "replicas": replicas,
@@ -200,6 +202,7 @@ def _resolve(
         "decoder": "fast" if asked.decoder == "auto" else asked.decoder,
         "loss_scale": _loss_scale(asked.loss_scale, precision),
         "loader_workers": _threads("loader_workers", asked.loader_workers, min(16, cores), machine),
+        "bind": _bind(asked.bind, local_processes, machine),
         "cpu_threads": _threads("cpu_threads", asked.cpu_threads, cores, machine),
     }
     return ResolvedPlacement.model_construct(asked.model_fields_set, **{**dict(asked), **decided})
@@ -218,6 +221,14 @@ def _threads(key: str, asked: int | str, default: int, machine: Machine) -> int:
 def _most_on_cores(machine: Machine) -> int:
     """More threads or processes than these are a slip of the pen."""
     return max(256, 16 * machine.cores)
+
+
+def _bind(asked: bool | str, local_replicas: int, machine: Machine) -> bool:
+    linux = sys.platform == "linux"
+    if asked is True and not linux:
+        raise PlanError("on.bind=true binds processes to cores, which needs Linux; leave it out")
+    several = local_replicas > 1 and not machine.bound  # who has bound this process knows the others
+    return linux and several and (asked is True or (asked == "auto" and machine.numa_nodes > 1))
 
 
 def _replicas(asked: Placement, device: str, machine: Machine, launch: Launch | None) -> int:
@@ -262,6 +273,16 @@ def _weights(asked: str, precision: str, device: str) -> str:
             f"{' or '.join(_WEIGHTS[precision])}; write on.precision={asked}, or leave on.weights out"
         )
     return _WEIGHTS[precision][0] if asked == "auto" else asked
+
+
+def _communication(asked: str, precision: str) -> str:
+    default = "fp64" if precision == "fp64" else "fp32"
+    if asked not in ("auto", default, "bf16"):
+        raise PlanError(
+            f"on.communication={asked} does not go with on.precision={precision}, whose gradients are {default}; "
+            f"write on.communication={default} or bf16, or leave it out"
+        )
+    return default if asked == "auto" else asked
 
 
 def _kernels(asked: Placement, device: str, precision: str) -> str:

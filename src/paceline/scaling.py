@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.planning import BUCKET_BYTES, Plan
+from paceline.planning import Plan
 
 BACKWARD = 2 / 3
 """The backward pass's share of a micro-batch's time: two products for each one of the forward pass."""
@@ -86,16 +86,17 @@ class StepTime:
 
 def traffic(plan: Plan, parameters: int, norms: int, channels: int) -> Traffic:
     """The bytes that a step exchanges, for a network of so many trained parameters, norm layers and their channels."""
-    width = 8 if plan.placement.precision == "fp64" else 4
+    width, sent = _widths(plan)
     pairs = 2 * width * channels if plan.norm_batch else 0
-    return Traffic(width * parameters, pairs + 2 * width, norms if plan.norm_batch else 0, pairs)
+    return Traffic(sent * parameters, pairs + 2 * width, norms if plan.norm_batch else 0, pairs)
 
 
 def step_time(plan: Plan, seconds_per_image: float, sent: Traffic, cluster: Cluster) -> StepTime:
     """The time of a step by the plan of that many replicas, one on each device."""
     micro_batch = plan.micro_batch * seconds_per_image
-    count = plan.replicas
-    buckets = [(size, cluster.all_reduce(count, size)) for size in bucket_sizes(sent.gradients)]
+    count, (width, travels) = plan.replicas, _widths(plan)
+    sizes = bucket_sizes(sent.gradients, plan.placement.bucket * travels // width)
+    buckets = [(size, cluster.all_reduce(count, size)) for size in sizes]
     last = cluster.all_reduce(count, sent.statistics)
     norms = 0.0
     if plan.norm_replicas > 1:
@@ -109,10 +110,16 @@ def step_time(plan: Plan, seconds_per_image: float, sent: Traffic, cluster: Clus
     )
 
 
-def bucket_sizes(gradients: int) -> list[int]:
-    """The bytes of each bucket; real ones are a little larger, since a bucket never parts a parameter."""
-    full, rest = divmod(gradients, BUCKET_BYTES)
-    return [BUCKET_BYTES] * full + [rest] * (rest > 0)
+def _widths(plan: Plan) -> tuple[int, int]:
+    """Bytes of a number of a gradient, as it is computed and as it travels."""
+    widths = {"fp64": 8, "fp32": 4, "bf16": 2}
+    return 8 if plan.placement.precision == "fp64" else 4, widths[plan.placement.communication]
+
+
+def bucket_sizes(gradients: int, bucket: int) -> list[int]:
+    """The bytes that each bucket sends; real ones are a little larger, since a bucket never parts a parameter."""
+    full, rest = divmod(gradients, max(1, bucket))
+    return [bucket] * full + [rest] * (rest > 0)
 
 
 def exposed(buckets: Sequence[tuple[float, float]], backward: float) -> float:

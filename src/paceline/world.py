@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
+import json
 import logging
 import os
 import pickle
@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -28,11 +28,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from paceline.agreement import agreement, difference, digest_of_agreement
 from paceline.errors import INTERRUPTED, Broken, PlanError
 from paceline.launch import MESSAGES_FOLDER, Launch
 from paceline.machine import NO_CUDA
 from paceline.planning import Plan
-from paceline.settings.placement import shared_keys
 
 T = TypeVar("T")
 
@@ -129,6 +129,14 @@ class World:
     def receive(self, values: Tensor, stage: int) -> Tensor:
         """Receive a tensor from another stage of this replica, in place."""
         self.checked(dist.recv, values, group=self.stage_group, group_src=stage)
+        return values
+
+    def all_gather_object(self, value: T) -> list[T]:
+        """Return the values of all processes, which can be anything that pickles, in their order."""
+        if self.processes == 1:
+            return [value]
+        values: list[Any] = [None] * self.processes
+        self.checked(dist.all_gather_object, values, value, group=self.host_group)
         return values
 
     def first_on_host(self, name: str, value: T) -> T:
@@ -232,8 +240,11 @@ class NormGroup:
         return values
 
 
-def init_world(plan: Plan, launch: Launch | None) -> World:
-    """Choose this process's device, and join the other replicas if a launcher started several."""
+def init_world(plan: Plan, launch: Launch | None, data_digest: str = "") -> World:
+    """Choose this process's device, and join the other replicas if a launcher started several.
+
+    They must have the same code, settings and images; `data_digest` stands for the latter.
+    """
     if os.environ.get(MESSAGES_FOLDER):
         _die_with_parent()
     kind = plan.placement.device
@@ -246,7 +257,7 @@ def init_world(plan: Plan, launch: Launch | None) -> World:
     if launch is None or launch.count == 1:
         return World(device)
     timeout = timedelta(seconds=plan.placement.timeout)
-    store = _rendezvous(launch, timeout, _digest(plan))
+    store = _rendezvous(launch, timeout, agreement(plan, data_digest))
     backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.count, timeout=timeout)
     host_group = dist.new_group(backend="gloo", timeout=timeout)
@@ -267,14 +278,44 @@ def _staged(world: World, stages: int) -> World:
     )  # fmt: skip
 
 
-def _digest(plan: Plan) -> str:
-    """Hash what must be the same on all replicas: the recipe, how its steps are cut, and the arithmetic."""
-    placement = plan.placement.model_dump_json(include=shared_keys())
-    return hashlib.sha256((plan.recipe.model_dump_json() + placement).encode()).hexdigest()
+class Rehearsal(World):
+    """A world whose other replicas are played, and which counts what this one sends.
+
+    They send what this one does: sums stay as they are, and every row of a gather is this one's.
+    """
+
+    sent: dict[tuple[str, int, str, str], tuple[int, int]]
+    """Of each kind of collective: how often it was called, and the bytes that this replica gave to it."""
+
+    def checked(self, collective: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        for tensor in [each for each in arguments if isinstance(each, Tensor)]:
+            group = options.get("group")
+            place = "host" if group is not None and group is self.host_group else "device"
+            among = dist.get_world_size(group)
+            key = (collective.__name__, among, place, str(tensor.dtype).removeprefix("torch."))
+            calls, size = self.sent.get(key, (0, 0))
+            self.sent[key] = calls + 1, size + tensor.nbytes
+        return super().checked(collective, *arguments, **options)
 
 
-def _rendezvous(launch: Launch, timeout: timedelta, digest: str) -> Any:
-    """Return the store of all replicas once each has come with the same plan; name those that are missing or differ."""
+@contextmanager
+def rehearsal_world(plan: Plan, rank: int) -> Iterator[Rehearsal]:
+    """A place among all replicas of a plan in this process alone, on torch's fake process group."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415 - slow to import
+
+    _check_device(plan.placement.device)
+    device = torch.device("cuda", 0) if plan.placement.device == "cuda" else torch.device(plan.placement.device)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.replicas)
+    try:
+        world = Rehearsal(device, rank, plan.replicas, timeout=None, host_group=dist.new_group(backend="fake"))
+        world.sent = {}
+        yield world
+    finally:
+        dist.destroy_process_group()
+
+
+def _rendezvous(launch: Launch, timeout: timedelta, facts: dict[str, str]) -> Any:
+    """Return the store of all replicas once each has come with the same facts; name those missing, or what differs."""
     host = f"{launch.address}:{launch.port}"
     serves = launch.rank == 0 and not launch.store_is_there
     try:
@@ -282,6 +323,8 @@ def _rendezvous(launch: Launch, timeout: timedelta, digest: str) -> Any:
     except (RuntimeError, dist.DistError) as fault:
         raise Broken(f"cannot reach the rendezvous at {host}: {str(fault).splitlines()[0][:160]}") from None
     store = PrefixStore(f"paceline/{launch.attempt}", base)
+    digest = digest_of_agreement(facts)
+    store.set(f"facts/{launch.rank}", json.dumps({"host": platform.node(), "facts": facts}))
     store.set(f"here/{launch.rank}", digest)
     ranks = range(launch.count)
     try:
@@ -290,11 +333,16 @@ def _rendezvous(launch: Launch, timeout: timedelta, digest: str) -> Any:
         absent = ", ".join(str(rank) for rank in ranks if not store.check([f"here/{rank}"]))
         seconds = f"{timeout.total_seconds():g} s"
         raise Broken(f"replica {absent} did not reach the rendezvous at {host} within {seconds}") from None
-    other = ", ".join(str(rank) for rank in ranks if store.get(f"here/{rank}").decode() != digest)
-    if other:
+    expected = store.get("here/0")
+    if differ := [rank for rank in ranks if store.get(f"here/{rank}") != expected]:
+        first, other = (json.loads(store.get(f"facts/{rank}")) for rank in (0, differ[0]))
+        store.set(f"told/{launch.rank}", "")
+        with suppress(RuntimeError, dist.DistError):  # the others read this from replica 0, which ends last
+            store.wait([f"told/{rank}" for rank in ranks if serves], timedelta(seconds=10))
+        more = f" (and {len(differ) - 1} more)" if len(differ) > 1 else ""
         raise Broken(
-            f"replica {other} has a different plan from replica {launch.rank}; "
-            "start every process with the same arguments"
+            f"replica {differ[0]} on {other['host']}{more} differs from replica 0 on {first['host']}: "
+            f"{difference(first['facts'], other['facts'])}"
         )
     return store
 

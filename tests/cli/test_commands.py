@@ -156,7 +156,8 @@ def test_a_resume_that_changes_arithmetic_says_so(paceline: Paceline, tmp_path: 
     assert "damaged" in done.stdout
     assert [row["step"] for row in rows_of(tmp_path / "run") if row["kind"] == "start"] == [0, 2]
     starts = [row for row in rows_of(tmp_path / "run") if row["kind"] == "start"]
-    assert starts[1]["arithmetic_changed"] == {"precision": ["fp32", "fp64"], "weights": ["fp32", "fp64"]}
+    changed = ("precision", "weights", "communication")
+    assert starts[1]["arithmetic_changed"] == {key: ["fp32", "fp64"] for key in changed}
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip"])

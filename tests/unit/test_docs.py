@@ -37,8 +37,9 @@ WRITTEN = {
     "trace.json", "memory.pickle", "preprocess.json", "preprocess.py", "model.onnx", "model.pt2",
     *(f"paceline.{name}" for name in paceline.__all__),
     "log.txt", "training.csv", "validation.csv", "training.index", "validation.index", "plan.recipe", "plan.placement",
-    "recipe.mix", "machine.cores", "machine.memory", "machine.host", "machine.system", "machine.processor",
-    "machine.accelerator", "machine.accelerators", "machine.accelerator_memory", "machine.bf16",
+    "recipe.mix", "machine.cores", "machine.numa_nodes", "machine.memory", "machine.host", "machine.system",
+    "machine.processor", "machine.accelerator", "machine.accelerators", "machine.accelerator_memory",
+    "machine.bf16",
 }  # fmt: skip
 """Dotted words that are no settings: files that Paceline writes, its functions, attributes and fields of the record."""
 ELSEWHERE = {

@@ -121,6 +121,15 @@ def test_a_launcher_s_processes_are_the_replicas() -> None:
         decide(launch=launch(4, 4), replicas=2)
 
 
+def test_gradients_travel_as_they_are_unless_bf16_is_asked_for() -> None:
+    assert decide().placement.communication == "fp32"
+    assert decide(precision="fp64").placement.communication == "fp64"
+    assert decide(precision="fp64", communication="bf16").placement.communication == "bf16"
+    message = r"^on.communication=fp32 does not go with on.precision=fp64, .* write on.communication=fp64 or bf16"
+    with pytest.raises(PlanError, match=message):
+        decide(precision="fp64", communication="fp32")
+
+
 def test_the_processes_of_one_host_share_its_cores() -> None:
     placed = decide(launch=launch(4, 2)).placement
     assert (placed.cpu_threads, placed.loader_workers) == (4, 4)

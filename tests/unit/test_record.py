@@ -215,7 +215,8 @@ def test_a_start_says_what_arithmetic_has_changed_since_the_last_one() -> None:
     before: list[Row] = [{"kind": "start", **first}, {"kind": "report", "step": 5}]
     plan = make_plan("on.cpu_threads=1", "on.precision=fp64", "on.micro_batch=4", "on.keep_last=9")
     again = start_row(plan, machine, 5, before, ["resume", "run"])
-    assert again["arithmetic_changed"] == {"precision": ["fp32", "fp64"], "weights": ["fp32", "fp64"]}
+    changed = ("precision", "weights", "communication")
+    assert again["arithmetic_changed"] == {key: ["fp32", "fp64"] for key in changed}
     assert again["step"] == 5
     assert {"paceline", "python", "torch", "numpy"} <= again["versions"].keys()
     assert again["placement"]["micro_batch"] == 4

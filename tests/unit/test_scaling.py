@@ -13,7 +13,6 @@ from paceline.facts import DataFacts
 from paceline.model import tables
 from paceline.model.cost import exchanged
 from paceline.model.norm_tables import NORMS
-from paceline.planning import BUCKET_BYTES
 from paceline.scaling import Cluster, Link, bucket_sizes, exposed, step_time, traffic
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +21,7 @@ MEMBERS = [
     pytest.param(member, id=member.name, marks=[] if member.name in QUICK else [pytest.mark.long])
     for member in tables.MEMBERS
 ]
+BUCKET = 25 << 20
 CLUSTER = Cluster(4, Link(100.0, 0.5), Link(10.0, 2.0))
 
 
@@ -56,8 +56,8 @@ def test_a_gather_receives_what_all_others_have() -> None:
 
 
 def test_buckets_hold_all_gradients() -> None:
-    assert bucket_sizes(2 * BUCKET_BYTES + 7) == [BUCKET_BYTES, BUCKET_BYTES, 7]
-    assert bucket_sizes(2 * BUCKET_BYTES) == [BUCKET_BYTES, BUCKET_BYTES]
+    assert bucket_sizes(2 * BUCKET + 7, BUCKET) == [BUCKET, BUCKET, 7]
+    assert bucket_sizes(2 * BUCKET, BUCKET) == [BUCKET, BUCKET]
 
 
 def test_a_long_backward_pass_hides_all_buckets_but_the_last() -> None:
@@ -83,6 +83,7 @@ def test_a_step_exchanges_gradients_statistics_and_the_vectors_of_shared_norms()
 
 def test_float64_gradients_are_twice_as_many_bytes_and_group_norm_shares_nothing() -> None:
     assert traffic(make_plan("on.precision=fp64"), 1_000, 7, 240).gradients == 8_000
+    assert traffic(make_plan("on.communication=bf16"), 1_000, 7, 240).gradients == 2_000
     alone = traffic(make_plan("norm={name: group, groups: 4}", "norm_batch=null"), 1_000, 7, 240)
     assert (alone.norms, alone.vectors, alone.statistics) == (0, 0, 8)
 

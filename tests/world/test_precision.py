@@ -77,3 +77,16 @@ def test_rounding_by_chance_can_be_turned_off(tmp_path: Path) -> None:
     by_chance, nearest = (outcome.tensors["network.stage3/unit1.conv2.weight"].float() for outcome in outcomes)
     # Steps this small vanish when rounded to the nearest; by chance some weights take them.
     assert not torch.equal(by_chance, nearest)
+
+
+def test_gradients_that_travel_in_16_bits_change_rounding_only(tmp_path: Path) -> None:
+    outcomes = []
+    for word in ("on.communication=auto", "on.communication=bf16", "on.bucket=0"):
+        folder = tmp_path / word
+        folder.mkdir()
+        outcomes.append(Trial(folder, None, 2).finish(make_plan(word, "on.replicas=2", "on.micro_batch=4")))
+    auto, rounded, by_weight = outcomes
+    assert rounded.losses[0] == auto.losses[0]
+    assert rounded.losses[1] == pytest.approx(auto.losses[1], rel=1e-2)
+    assert rounded.losses[1] != auto.losses[1]
+    assert max(compare_outcomes(auto, by_weight).values()) <= 1e-6

@@ -9,12 +9,15 @@ from typing import Any
 from paceline.command.notes import describe_found, index_of, notes_of, precision_notes
 from paceline.command.tables import show_facts, show_line, show_rows
 from paceline.errors import SpecError
-from paceline.job import Job, ask, make_job
+from paceline.job import Asked, Job, ask, make_job, read_placement
+from paceline.launch import Launch
 from paceline.model import tables
 from paceline.model.sources import told
 from paceline.planning import Plan
+from paceline.reconcile import make_plan
 from paceline.record import numbers_of
-from paceline.settings.data import Made, Shapes
+from paceline.settings.configurations import placement_of
+from paceline.settings.data import Made, Shapes, likeness
 from paceline.settings.model import External
 from paceline.settings.placement import Placement
 from paceline.settings.read import dump, flow
@@ -25,15 +28,20 @@ from paceline.visible import one_line
 
 def run(
     recipe: str | None, words: list[str], data: Path | None, page: str | None, replicas: int | None, device: str | None,
-    as_json: bool, as_yaml: bool, schema: bool,
+    as_json: bool, as_yaml: bool, schema: bool, rehearsed: int | None = None,
 ) -> None:  # fmt: skip
     """Print the plan as a table, as JSON, or as the resolved settings with where each value came from."""
     if schema:
         print(json.dumps({"recipe": Recipe.model_json_schema(), "placement": Placement.model_json_schema()}, indent=1))
         return
+    if as_yaml and rehearsed is not None:
+        raise SpecError("--yaml prints settings, and --rehearse runs them; write one of them")
     if as_json and as_yaml:
         raise SpecError("--json and --yaml are two forms of one plan; write one of them")
     asked = ask(recipe, words, data)
+    if rehearsed is not None:
+        _rehearse(asked, page, replicas, device, rehearsed, as_json)
+        return
     job = make_job(asked.name, asked.words, asked.data, page, replicas, device, look=False, choices=asked.choices)
     if as_yaml:
         print(f"recipe:\n{dump(job.plan.recipe, job.written, '  ')}placement:")
@@ -55,6 +63,32 @@ def run(
         show_rows([{"chosen": choice.word, "because": choice.reason} for choice in asked.choices], as_json)
     for number, note in enumerate(notes):
         show_line(one_line(f"note: {note}") if number else f"\n{one_line(f'note: {note}')}")
+
+
+def _rehearse(
+    asked: Asked, page: str | None, replicas: int | None, device: str | None, rank: int, as_json: bool
+) -> None:
+    """Take one step as one of many replicas, and print what it sends and the memory that it takes."""
+    placed, _ = read_placement(placement_of(asked.name) if page is None else page, asked.words, replicas, device)
+    if placed.replicas == "auto":
+        raise SpecError("--rehearse plays one of many replicas; write how many there are, as in on.replicas=256")
+    # One process is here, whatever the number of replicas elsewhere; and what pixels show makes no difference.
+    launch = Launch(0, placed.replicas, 0, 1, "", 0, store_is_there=False)
+    job = make_job(asked.name, asked.words, asked.data, page, replicas, device, look=False, launch=launch)
+    made = Made(name="synthetic", **likeness(job.plan.data))
+    init = job.plan.recipe.init.model_copy(update={"from_": None})
+    recipe = job.plan.recipe.model_copy(update={"data": made, "init": init})
+    plan = make_plan(recipe, job.asked, job.machine, job.plan.network, launch)
+    from paceline.training.rehearsal import rehearse
+
+    found = rehearse(plan, rank)
+    if as_json:
+        show_facts(found, as_json)
+        return
+    collectives = found.pop("collectives")
+    show_facts(found, as_json, title=f"replica {rank} of {plan.replicas}, one step")
+    print()
+    show_rows(collectives, as_json)
 
 
 def _parts(job: Job) -> dict[str, Any]:

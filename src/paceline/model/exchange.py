@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from paceline.planning import BUCKET_BYTES
 from paceline.world import Work, World
 
 
@@ -18,17 +17,21 @@ class GradientBuckets:
     Buckets hold the parameters last to first, which is about the order in which a backward pass finishes their
     gradients, and leave in one fixed order on every replica. Parameters without a gradient send zeros. A single replica
     has no buckets, and its gradients stay as they are.
+
+    A bucket is complete once it holds `size` bytes of gradients; `sent_as` is the type in which they travel.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], world: World, dtype: torch.dtype) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], world: World, dtype: torch.dtype, size: int, sent_as: torch.dtype
+    ) -> None:
         self._parameters, self._world = parameters, world
         self._buckets: list[_Bucket] = []
         self._works: list[Work] = []
         """The collectives of this step that have been started, one for each of the first buckets."""
         self._leaving = False
         if world.replicas > 1:
-            limit = BUCKET_BYTES // dtype.itemsize
-            self._buckets = [_Bucket(some, world.device, dtype) for some in _cut(parameters[::-1], limit)]
+            pieces = _cut(parameters[::-1], size // dtype.itemsize)
+            self._buckets = [_Bucket(some, world.device, dtype, sent_as) for some in pieces]
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._on_gradient(bucket))
@@ -66,8 +69,7 @@ class GradientBuckets:
             self._drop()
             raise
         for bucket in self._buckets:
-            for parameter, gradient in zip(bucket.parameters, bucket.gradients, strict=True):
-                parameter.grad = gradient
+            bucket.give_back()
         self._works.clear()
         return sums
 
@@ -80,7 +82,7 @@ class GradientBuckets:
 
     def _send(self, bucket: _Bucket) -> None:
         bucket.fill()
-        self._works.append(self._world.all_reduce_async(bucket.flat))
+        self._works.append(self._world.all_reduce_async(bucket.sent))
 
     def _drop(self) -> None:
         self._works.clear()
@@ -91,11 +93,15 @@ class GradientBuckets:
 class _Bucket:
     """Parameters whose gradients travel together, side by side in one flat tensor."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], device: torch.device, dtype: torch.dtype, sent_as: torch.dtype
+    ) -> None:
         self.parameters = parameters
         self.missing = len(parameters)
         """How many gradients this micro-batch has yet to complete."""
         self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=dtype, device=device)
+        self.sent = self.flat if sent_as == dtype else torch.zeros_like(self.flat, dtype=sent_as)
+        """What travels: the flat tensor itself, or a copy of it in a smaller type."""
         self.gradients: list[Tensor] = []
         """The places of the gradients in the flat tensor, each laid out as its parameter is."""
         offset = 0
@@ -116,6 +122,16 @@ class _Bucket:
                 parameter.grad = None
         if filled:
             torch._foreach_copy_(filled, sources)
+        if self.sent is not self.flat:
+            self.sent.copy_(self.flat)
+
+    @torch.no_grad()
+    def give_back(self) -> None:
+        """Let the parameters have the sums that have come back."""
+        if self.sent is not self.flat:
+            self.flat.copy_(self.sent)
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            parameter.grad = gradient
 
 
 def _cut(parameters: Sequence[nn.Parameter], limit: int) -> Iterator[list[nn.Parameter]]:

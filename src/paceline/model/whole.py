@@ -46,7 +46,8 @@ class Whole:
         self.augment = Augmentation(plan, world.device)
         self._forward = _placed_forward(self.module, plan)
         self._head_loss = make_loss(plan.recipe.loss, plan.facts.classes)
-        self._buckets = GradientBuckets(self.parameters, world, self.dtype)
+        sent_as = torch.bfloat16 if plan.placement.communication == "bf16" else self.dtype
+        self._buckets = GradientBuckets(self.parameters, world, self.dtype, plan.placement.bucket, sent_as)
         self._step_weights = StepWeights(self.module, compute_dtype(plan))
         self._one = torch.ones((), device=world.device)
         self._evaluator: Callable[[Tensor], Tensor] | None = None

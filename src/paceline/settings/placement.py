@@ -133,6 +133,12 @@ class Placement(Settings):
     """What the loss is multiplied by before the backward pass and gradients divided by after it: a power of two, or
     dynamic (halved by a bad step, doubled after 2,000 good ones), or steps such as {0 epochs: 64, 30 epochs: 512}; auto
     is dynamic with float16, else 1. A published scale S of a mean over a micro-batch m is S / m here."""
+    communication: Annotated[Literal["auto", "fp64", "fp32", "bf16"], Field(json_schema_extra=ARITHMETIC)] = "auto"
+    """Type in which gradients travel between replicas: bf16 is half the bytes, and each sum is rounded to 8 bits; auto
+    is fp64 under precision fp64, else fp32."""
+    bucket: Annotated[Size, Field(json_schema_extra=ARITHMETIC)] = 25 << 20
+    """Gradients that leave together, in bytes or as 25 MiB (the default): more at a time is fewer messages, less leaves
+    earlier; 0 sends the gradient of each weight by itself."""
     compile: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = False
     """Let torch.compile fuse the network: slower to start."""
     kernels: Annotated[Literal["auto", "fused", "plain"], Field(json_schema_extra=ARITHMETIC)] = "auto"
@@ -160,6 +166,9 @@ class Placement(Settings):
     """Workers of each replica that prepare images: threads, or processes where more than 4 decode files."""
     cpu_threads: Annotated[AutoCount, Field(json_schema_extra=ARITHMETIC)] = "auto"
     """Threads of each replica that compute on the CPU; auto shares the cores between the replicas."""
+    bind: Annotated[AutoSwitch, Field(json_schema_extra=LAYOUT)] = "auto"
+    """Bind each of several replicas of a host to cores of its own: those near its accelerator, else an equal share;
+    what a launcher has bound stays so. auto does so on Linux where a host has several NUMA nodes."""
     timeout: Annotated[float, Field(gt=0, le=1e9, json_schema_extra=LAYOUT)] = 600.0
     """Seconds after which a replica that does not answer is given up."""
     save: Annotated[ClockInterval, Field(json_schema_extra=KEEPING)] = Duration.parse("1 epoch")
@@ -187,6 +196,7 @@ class ResolvedPlacement(Placement):
     micro_batch: Count
     precision: Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
     weights: Literal["fp64", "fp32", "bf16", "fp16"]
+    communication: Literal["fp64", "fp32", "bf16"]
     loss_scale: float | dict[str, float] | Literal["dynamic"]
     kernels: Literal["fused", "plain"]
     graphs: bool
@@ -194,13 +204,14 @@ class ResolvedPlacement(Placement):
     decoder: Literal["fast", "pillow", "gpu"]
     loader_workers: Count
     cpu_threads: Count
+    bind: bool
 
 
 MOST_THREADS = 4
 """More threads than this wait for each other in Python more than they decode: beyond it they are processes."""
 
 
-_OWN = {"cpu_threads", "loader_workers", "timeout", "cache"}
+_OWN = {"cpu_threads", "loader_workers", "timeout", "cache", "bind"}
 
 
 def shared_keys() -> set[str]:

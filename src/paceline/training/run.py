@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from paceline.binding import bound_cores
 from paceline.errors import INTERRUPTED, Broken, UserError
 from paceline.job import Job
 from paceline.launch import MESSAGES_FOLDER
@@ -63,6 +64,7 @@ def _train(session: Session, job: Job, console: Console, command: list[str]) -> 
         **start_row(plan, job.machine, state.step, before, command),
         parameters=sum(parameters for parameters, _ in stages),
         forms={block: form for _, forms in stages for block, form in forms.items()},
+        cores=world.all_gather_object(bound_cores()),
     )
     if plan.stages > 1:
         run.note(f"The stages begin at {', '.join(next(iter(forms), '') for _, forms in stages)}.")

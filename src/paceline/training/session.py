@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.binding import bound
+from paceline.data.index.fingerprint import data_digest
 from paceline.data.load.later_stage import LaterStageLoader
 from paceline.data.load.loader import Loader, open_loader
-from paceline.device import widest_float
+from paceline.device import pci_address, widest_float
 from paceline.launch import Launch
 from paceline.planning import Plan
 from paceline.record import Mode, Run
@@ -94,7 +96,9 @@ def open_session(
     """
     with ExitStack() as stack:
         stack.enter_context(torch_settings(plan.placement))
-        world = init_world(plan, launch)
+        several = launch is not None and launch.count > 1
+        world = init_world(plan, launch, data_digest(plan.data, data_folder) if several else "")
+        stack.enter_context(bound(plan.placement.bind, launch, pci_address(world.device)))
         run = stack.enter_context(Run(folder, mode if world.first else "read"))
         heard = Signals(partial(run.progress, "stopping", 0, 1))
         if signals:

@@ -58,6 +58,13 @@ def training_digest(run: Path) -> str | None:
     return str(began["training"]["digest"]) if began is not None else None
 
 
+def data_digest(data: Data, folder: Path | None) -> str:
+    """A digest of the images, labels and classes of a data set in files; the name of any other."""
+    if not isinstance(data, Files) or folder is None:
+        return data.name
+    return _digest(np.frombuffer(json.dumps(_fingerprint(data, folder)).encode(), np.uint8))
+
+
 def _stored(run: Path) -> dict[str, Any] | None:
     """The fingerprint in a run folder, if there is one."""
     path = run / FINGERPRINT
