@@ -59,6 +59,11 @@ class Plan:
         return self.placement.replicas
 
     @property
+    def shards(self) -> bool:
+        """Whether replicas keep shares of the optimizer's state."""
+        return self.placement.shard == "optimizer" and self.replicas > 1
+
+    @property
     def micro_batch(self) -> int:
         return self.placement.micro_batch
 

@@ -179,6 +179,10 @@ def _resolve(
             f"on.fp16_accumulation sums products of float16 numbers on a CUDA device, and this is {precision} on "
             f"{device}; write on.precision=fp16 on.device=cuda, or leave it out"
         )
+    if asked.offload != "none" and device != "cuda":
+        raise PlanError(
+            f"on.offload=optimizer spares the memory of a CUDA device, and on.device is {device}; leave it out"
+        )
     micro_batch = asked.micro_batch
     if micro_batch == "auto":
         room = _images_that_fit(device, precision, replicas, machine, network)
@@ -266,9 +270,10 @@ def _kernels(asked: Placement, device: str, precision: str) -> str:
 
 
 def _graphs(asked: Placement, device: str, replicas: int) -> bool:
-    possible = device == "cuda" and replicas == 1 and not asked.compile
+    possible = device == "cuda" and replicas == 1 and not asked.compile and asked.offload == "none"
     if asked.graphs is True and not possible:
         why = "on.compile is true" if asked.compile else f"{replicas} replicas exchange gradients in it"
+        why = "on.offload copies state to the host and back in it" if asked.offload != "none" else why
         why = f"on.device is {device}" if device != "cuda" else why
         raise PlanError(f"on.graphs=true records a step of one replica on a CUDA device, and {why}; leave it out")
     return possible and asked.graphs is not False

@@ -64,13 +64,19 @@ class World:
         group = self.host_group if on_host else None
         return Work(self._checked(dist.all_reduce, values, group=group, async_op=True), self)
 
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Copy the first replica's values to every replica, in place."""
+    def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        """Copy one replica's values to every replica, in place; the tensors may be on the host."""
         if self.replicas > 1:
             for tensor in tensors:
-                row = tensor.contiguous()
-                self._checked(dist.broadcast, row, 0)
+                row = tensor.to(self.device).contiguous()
+                self._checked(dist.broadcast, row, source)
                 tensor.copy_(row)
+
+    def exchange(self, pieces: Sequence[tuple[Tensor, int]]) -> None:
+        """Copy each tensor, which lies in one piece on the device, from the replica beside it to all, in place."""
+        works = [Work(self._checked(dist.broadcast, row, source, async_op=True), self) for row, source in pieces]
+        for work in works:
+            work.wait()
 
     def broadcast_object(self, value: T) -> T:
         """Return the first replica's value, which can be anything that pickles, on every replica."""

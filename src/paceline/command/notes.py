@@ -69,6 +69,10 @@ def notes_of(job: Job, index: Index | None) -> list[str]:
         notes.append(f"{variable} is set and passed over, since {job.name} draws its own images")
     if job.plan.placement.fp16_accumulation:
         notes.append("on.fp16_accumulation is for matrix products only: cuDNN's convolutions sum in float32")
+    if job.plan.placement.shard != "none" and job.plan.replicas == 1:
+        notes.append("on.shard has no effect with one replica, which keeps all of the optimizer's state")
+    if job.plan.placement.offload != "none":
+        notes.append("with on.offload the optimizer's state goes to the host and back, and no step is a CUDA graph")
     if job.plan.placement.device == "cuda" and not job.machine.accelerators:
         notes.append("on.device is cuda, and no CUDA device is visible on this machine")
     return notes

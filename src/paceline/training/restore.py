@@ -19,19 +19,24 @@ from paceline.visible import plural
 
 def restore_newest(session: Session) -> None:
     """Let the state be that of the newest intact checkpoint, or the initial one of a run that has not trained yet."""
+    with session.state.gathered():
+        if session.world.first:
+            _read_newest(session)
+        broadcast_state(session.world, session.state)
+
+
+def _read_newest(session: Session) -> None:
     run, state = session.run, session.state
-    if session.world.first:
-        newest = checkpoint.newest_intact(
-            run.checkpoints, lambda fault: run.note(f"damaged, taking the one before it: {fault}", warning=True)
-        )
-        if newest is not None:
-            load_files(state, newest[1], checkpoint.name_of(newest[0]))
-        else:
-            _check_untrained(run)
-            if adoption := initialize_state(state, session.plan):
-                run.note(str(adoption))
-        checkpoint.clear_leftovers(run.checkpoints)
-    broadcast_state(session.world, state)
+    newest = checkpoint.newest_intact(
+        run.checkpoints, lambda fault: run.note(f"damaged, taking the one before it: {fault}", warning=True)
+    )
+    if newest is not None:
+        load_files(state, newest[1], checkpoint.name_of(newest[0]))
+    else:
+        _check_untrained(run)
+        if adoption := initialize_state(state, session.plan):
+            run.note(str(adoption))
+    checkpoint.clear_leftovers(run.checkpoints)
 
 
 def _check_untrained(run: Run) -> None:
@@ -45,9 +50,10 @@ def _check_untrained(run: Run) -> None:
 
 def load_checkpoint(session: Session, step: int, files: checkpoint.CheckpointFiles | None) -> None:
     """Let every replica's state be that of the checkpoint whose files the first one has read."""
-    if files is not None:
-        load_files(session.state, files, checkpoint.name_of(step))
-    broadcast_state(session.world, session.state)
+    with session.state.gathered():
+        if files is not None:
+            load_files(session.state, files, checkpoint.name_of(step))
+        broadcast_state(session.world, session.state)
 
 
 def load_files(state: State, files: checkpoint.CheckpointFiles, where: str) -> State:

@@ -23,10 +23,11 @@ from paceline.training.state import State
 def save(session: Session) -> None:
     """Write a checkpoint of this step, then remove those that need not stay."""
     run, state, plan = session.run, session.state, session.plan
-    if not run.writes:
-        return
     start = time.perf_counter()
-    files = to_files(state) | {checkpoint.RECIPE: dump(plan.recipe).encode()}
+    with state.gathered(keep=run.writes):
+        if not run.writes:
+            return
+        files = to_files(state) | {checkpoint.RECIPE: dump(plan.recipe).encode()}
     checkpoint.write(run.checkpoints, state.step, files)
     # Later steps than this one are damaged, or this run would have continued from them: they stay until the run has
     # saved the same step again, in case somebody can mend them.
@@ -84,15 +85,21 @@ def saved_if_aborted(session: Session) -> Iterator[None]:
     """If a step or validation is aborted, save the state from before it and raise the fault again.
 
     On the CPU, replicas exchange everything before the state changes, so a step is done whole or not at all. An
-    accelerator may have gone on with what it did not get: replicas there return to the last checkpoint.
+    accelerator may have gone on with what it did not get: replicas there return to the last checkpoint. So do those
+    that keep shares of the state, if one of them alone is aborted.
     """
+    plan = session.plan
     try:
         yield
-    except (ReadFailed, DataError, Stopped):
+    except Stopped:  # on all replicas
         save(session)
         raise
+    except (ReadFailed, DataError):
+        if not plan.shards:
+            save(session)
+        raise
     except Broken:
-        if session.plan.replicas == 1 or session.plan.placement.device == "cpu":
+        if plan.replicas == 1 or (plan.placement.device == "cpu" and not plan.shards):
             save(session)
         raise
 

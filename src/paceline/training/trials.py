@@ -135,12 +135,13 @@ def _train(folder: Path, steps: int, session: Session, *, saving: bool) -> None:
                 write_whole(path, json.dumps(losses))
             if saving:
                 save(session)
-    if first:
+    with state.gathered(keep=first):
         tensors = {
             f"{group}.{name}": tensor.detach().cpu().contiguous().clone()
             for group, members in state.tensors().items()
             for name, tensor in members.items()
         }
+    if first:
         save_file(tensors, folder / "end.safetensors")
 
 
