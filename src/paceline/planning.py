@@ -61,7 +61,7 @@ class Plan:
     @property
     def shards(self) -> bool:
         """Whether replicas keep shares of the optimizer's state."""
-        return self.placement.shard == "optimizer" and self.replicas > 1
+        return self.placement.shard == "optimizer"
 
     @property
     def micro_batch(self) -> int:

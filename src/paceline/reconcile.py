@@ -179,10 +179,6 @@ def _resolve(
             f"on.fp16_accumulation sums products of float16 numbers on a CUDA device, and this is {precision} on "
             f"{device}; write on.precision=fp16 on.device=cuda, or leave it out"
         )
-    if asked.offload != "none" and device != "cuda":
-        raise PlanError(
-            f"on.offload=optimizer spares the memory of a CUDA device, and on.device is {device}; leave it out"
-        )
     micro_batch = asked.micro_batch
     if micro_batch == "auto":
         room = _images_that_fit(device, precision, replicas, machine, network)
@@ -196,6 +192,8 @@ def _resolve(
         "kernels": _kernels(asked, device, precision),
         "graphs": _graphs(asked, device, replicas),
         "replicas": replicas,
+        "shard": asked.shard if replicas > 1 else "none",
+        "offload": asked.offload if device == "cuda" else "none",
         "micro_batch": micro_batch,
         "data_on_device": _is_small(recipe, data) if asked.data_on_device == "auto" else asked.data_on_device,
         "decoder": "fast" if asked.decoder == "auto" else asked.decoder,
@@ -273,7 +271,7 @@ def _graphs(asked: Placement, device: str, replicas: int) -> bool:
     possible = device == "cuda" and replicas == 1 and not asked.compile and asked.offload == "none"
     if asked.graphs is True and not possible:
         why = "on.compile is true" if asked.compile else f"{replicas} replicas exchange gradients in it"
-        why = "on.offload copies state to the host and back in it" if asked.offload != "none" else why
+        why = "on.offload moves the optimizer's state in it" if asked.offload != "none" else why
         why = f"on.device is {device}" if device != "cuda" else why
         raise PlanError(f"on.graphs=true records a step of one replica on a CUDA device, and {why}; leave it out")
     return possible and asked.graphs is not False

@@ -110,3 +110,19 @@ def test_a_device_that_is_not_here_is_noted() -> None:
     (note,) = notes(replace(job, machine=Machine(cores=2, memory=1 << 30)))
     assert re.search("no CUDA device is visible", note)
     assert notes(replace(job, machine=Machine(cores=2, memory=1 << 30, accelerators=1))) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (("on.shard=optimizer",), "on.shard has no effect with one replica"),
+        (("on.offload=optimizer",), "on.offload has no effect on cpu"),
+        (("on.offload=optimizer", "on.device=cuda"), "so on.graphs is off"),
+        (("on.shard=optimizer", "on.replicas=2", "on.micro_batch=64"), None),
+    ],
+)
+def test_a_plan_says_what_becomes_of_a_wish_for_less_state(words: tuple[str, ...], note: str | None) -> None:
+    job = make_job("cifar10/resnet20", list(words), None, None, None, None, look=False)
+    said = [line for line in notes(job) if "on.shard" in line or "on.offload" in line]
+    assert [note is not None and note in line for line in said] == [True] * (note is not None)
+    assert job.plan.placement.graphs is False

@@ -32,15 +32,21 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return run(tmp_path_factory.mktemp("whole") / "run", *LAMB, "on.micro_batch=16")
 
 
-def test_a_run_killed_with_shares_goes_on_without_and_the_other_way_round(tmp_path: Path, whole: Outcome) -> None:
-    plans = [make_plan(*LAMB, *words) for words in (("on.micro_batch=16",), (*SHARES, "on.replicas=3"))]
-    for before, after in (plans, plans[::-1]):
-        folder = tmp_path / str(before.replicas)
-        folder.mkdir()
-        trial = Trial(folder, None, STEPS)
-        assert 1 <= trial.kill_after(before, 1) < STEPS
-        found = compare_outcomes(whole, trial.finish(after))
-        assert max(found.values()) <= EXACT, found
+ONE, THREE = ("on.micro_batch=16",), (*SHARES, "on.replicas=3")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(THREE, ONE), pytest.param(ONE, THREE, marks=pytest.mark.long)],
+    ids=["with-then-without", "without-then-with"],
+)
+def test_a_killed_run_goes_on_without_its_shares_or_with_new_ones(
+    tmp_path: Path, whole: Outcome, before: tuple[str, ...], after: tuple[str, ...]
+) -> None:
+    trial = Trial(tmp_path, None, STEPS)
+    assert 1 <= trial.kill_after(make_plan(*LAMB, *before), 1) < STEPS
+    found = compare_outcomes(whole, trial.finish(make_plan(*LAMB, *after)))
+    assert max(found.values()) <= EXACT, found
 
 
 def test_16_bit_weights_in_shares_are_the_same_bits(tmp_path: Path) -> None:

@@ -69,12 +69,21 @@ def notes_of(job: Job, index: Index | None) -> list[str]:
         notes.append(f"{variable} is set and passed over, since {job.name} draws its own images")
     if job.plan.placement.fp16_accumulation:
         notes.append("on.fp16_accumulation is for matrix products only: cuDNN's convolutions sum in float32")
-    if job.plan.placement.shard != "none" and job.plan.replicas == 1:
-        notes.append("on.shard has no effect with one replica, which keeps all of the optimizer's state")
-    if job.plan.placement.offload != "none":
-        notes.append("with on.offload the optimizer's state goes to the host and back, and no step is a CUDA graph")
+    notes += _state_notes(job)
     if job.plan.placement.device == "cuda" and not job.machine.accelerators:
         notes.append("on.device is cuda, and no CUDA device is visible on this machine")
+    return notes
+
+
+def _state_notes(job: Job) -> list[str]:
+    """What becomes of a wish for less of the optimizer's state on a device."""
+    asked, placement, notes = job.asked, job.plan.placement, list[str]()
+    if asked.shard != placement.shard:
+        notes.append("on.shard has no effect with one replica, which keeps all of the optimizer's state")
+    if asked.offload != placement.offload:
+        notes.append(f"on.offload has no effect on {placement.device}; it spares the memory of a CUDA device")
+    elif placement.offload != "none":
+        notes.append("on.offload moves the optimizer's state in each step, so on.graphs is off")
     return notes
 
 

@@ -16,7 +16,7 @@ from paceline.optim.flat import ParameterGroup, flat_starts
 from paceline.optim.lars import LarcRule, LarsRule
 from paceline.optim.muon import MuonRule
 from paceline.optim.offload import PIECE_BYTES, HostGroup, Lane
-from paceline.optim.parts import Part, in_pieces, in_shares
+from paceline.optim.parts import GroupPart, in_pieces, in_shares
 from paceline.optim.rmsprop import RmsPropRule
 from paceline.optim.rounding import Rounding
 from paceline.optim.rule import FlatGroup, FlatOptimizer, Rule
@@ -55,13 +55,17 @@ def build_optimizer(
     named = {name: p for name, p in parameters if p.requires_grad}
     groups, settings, limits = parameter_groups(plan, named, norms), plan.recipe.optimizer, plan.recipe.clip
     offloads = plan.placement.offload == "optimizer"
-    sharers = world if world is not None and world.replicas > 1 and plan.placement.shard == "optimizer" else None
+    sharers = world if world is not None and world.replicas > 1 and plan.shards else None
     fuses = limits == Clip() and all(map(FusedSgd.supports, named.values()))
     if isinstance(settings, Sgd) and fuses and not offloads and sharers is None:
         return FusedSgd(groups, settings.momentum, settings.nesterov)
     head = head_weights(plan, named)
     pairs = assign_rules(plan, groups, norms, head, fuses)
-    parts = [Part(group, rule, group_rounding(plan, group)) for group, rule in pairs if group.parameters]
+    parts = [
+        GroupPart(group, rule, group_rounding(plan, group), stacked=isinstance(rule, MuonRule))
+        for group, rule in pairs
+        if group.parameters
+    ]
     if sharers is not None:
         parts = in_shares(parts, sharers.replicas)
     if offloads:
@@ -73,7 +77,7 @@ def build_optimizer(
     return ShardedOptimizer(optimizer, [*zip(flat_groups, (part.owner for part in parts), strict=True)], sharers)
 
 
-def _flat_groups(parts: list[Part], replica: int, offloads: bool) -> list[FlatGroup]:
+def _flat_groups(parts: list[GroupPart], replica: int, offloads: bool) -> list[FlatGroup]:
     """The groups of a replica: each with its state on the device or on the host, or without if it is another's."""
     lane = Lane(next(iter(parts[0].group.parameters.values())).device) if offloads else None
     groups: list[FlatGroup] = []

@@ -13,7 +13,7 @@ from paceline.optim.flat import ParameterGroup
 from paceline.optim.rounding import Rounding
 from paceline.optim.rule import FlatGroup, Rule
 
-PIECE_BYTES = 32 << 20
+PIECE_BYTES = 8 << 20
 """State travels in pieces that end once they have this much: large enough for the bus, small beside all of it."""
 
 

@@ -11,7 +11,7 @@ from paceline.optim.rule import Rule
 
 
 @dataclass(frozen=True)
-class Part:
+class GroupPart:
     """Parameters that are updated together, by one rule.
 
     A part has whole parameters: the norms of LARS and LAMB and the matrices of Muon are those of a parameter, so no
@@ -21,15 +21,17 @@ class Part:
     group: ParameterGroup
     rule: Rule
     rounding: Rounding | None = None
+    stacked: bool = False
+    """Whether the rule computes equal shapes in one stack, whose size may change the last bits."""
     owner: int = 0
     """The replica that keeps the state, and updates the weights."""
 
-    def with_only(self, names: set[str]) -> Part:
+    def with_only(self, names: set[str]) -> GroupPart:
         """The part of these parameters."""
         return replace(self, group=self.group.split(lambda name, _: name in names)[0])
 
 
-def in_shares(parts: Iterable[Part], replicas: int) -> list[Part]:
+def in_shares(parts: Iterable[GroupPart], replicas: int) -> list[GroupPart]:
     """Parts cut so that each belongs to one replica.
 
     The largest parameter comes first, and each goes to the replica with the least state so far. This follows from the
@@ -50,11 +52,8 @@ def in_shares(parts: Iterable[Part], replicas: int) -> list[Part]:
     return [share for share in shares if share.group.parameters]
 
 
-def in_pieces(parts: Iterable[Part], limit: int) -> list[Part]:
-    """Parts cut, in their order, into pieces that end as soon as they have this many bytes of state.
-
-    Equal shapes stay together, because Muon's arithmetic may depend on how many matrices it has at once.
-    """
+def in_pieces(parts: Iterable[GroupPart], limit: int) -> list[GroupPart]:
+    """Parts cut, in their order, into pieces that end once they have this many bytes of state; no stack is cut."""
     pieces = []
     for part in parts:
         names: list[str] = []
@@ -63,7 +62,8 @@ def in_pieces(parts: Iterable[Part], limit: int) -> list[Part]:
             names.append(name)
             size += padded(parameter.numel()) * max(4, parameter.itemsize) * len(part.rule.initial_state)
             last = index + 1 == len(ordered)
-            if last or (size >= limit and ordered[index + 1][1].shape != parameter.shape):
+            inside = not last and part.stacked and ordered[index + 1][1].shape == parameter.shape
+            if last or (size >= limit and not inside):
                 pieces.append(part.with_only(set(names)))
                 names, size = [], 0
     return pieces
