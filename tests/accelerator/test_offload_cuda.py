@@ -1,4 +1,4 @@
-"""Optimizer state on the host of an accelerator: the same bits, no step that waits, less memory, the same checkpoints."""
+"""Optimizer state on the host of an accelerator: the same bits, no step that waits, less memory, the same files."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def choose_layouts(recipe: Recipe) -> list[Layout]:
         Layout("ghost norm, accumulated" if n else "accumulated in halves", 1, 2 * piece),
         Layout("2 replicas", 2, piece),
         Layout("3 replicas", 3, piece),
-        Layout("2 replicas, state in shares", 2, piece, shard="optimizer"),
+        Layout("2 replicas, in shares", 2, piece, shard="optimizer"),
         Layout("recomputed", 1, piece, ("all",)),
     ]
     if n is not None:
