@@ -131,7 +131,7 @@ class Placement(Settings):
     own); auto is fused on cuda in bf16 and fp16, unless the network is compiled."""
     graphs: Annotated[AutoSwitch, Field(json_schema_extra=LAYOUT)] = "auto"
     """Record a step, and a pass of evaluation, once as CUDA graphs and replay it, which spares the host the launches;
-    auto does so on cuda with one replica, unless the network is compiled."""
+    auto does so on cuda with one replica, unless the network is compiled or state is offloaded."""
     deterministic: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = False
     """Only kernels that give the same bits each time, so that a resume on an accelerator is exact too."""
     recompute: Annotated[Names, Field(json_schema_extra=LAYOUT)] = ()
