@@ -15,7 +15,7 @@ from paceline.settings.read import Tree, dump, override, parse
 
 _ALONE = (
     "on.replicas=1", *WHOLE, "on.micro_batch=auto", "on.graphs=auto", "on.data_on_device=auto",
-    "on.decoded_validation=false",
+    "on.decoded_validation=false", "on.offload=none",
 )  # fmt: skip
 """What a placement keeps of training, or of the run's own data, and a network that is used alone has no need of."""
 
@@ -23,7 +23,8 @@ _ALONE = (
 def evaluation_job(folder: Path, words: list[str], data: Path | None, test: Path | None = None) -> Job:
     """The job of evaluating a run, which needs none of the layout that training had: what is not asked for, this
     machine decides."""
-    job = stored_job(folder, ["on.replicas=auto", *WHOLE, "on.micro_batch=auto", *words], data, test, evaluates=True)
+    layout = ["on.replicas=auto", *WHOLE, "on.micro_batch=auto", "on.offload=none"]
+    job = stored_job(folder, [*layout, *words], data, test, evaluates=True)
     check_validated(job, "evaluate others with --test FOLDER")
     return job
 

@@ -74,6 +74,16 @@ class Plan:
         return [block for block in self.network.blocks if block in names]
 
     @property
+    def shards(self) -> bool:
+        """Whether replicas keep shares of the optimizer's state."""
+        return self.placement.shard == "optimizer"
+
+    @property
+    def parts_state(self) -> bool:
+        """Whether no process has the whole state."""
+        return self.shards or self.stages > 1
+
+    @property
     def micro_batch(self) -> int:
         return self.placement.micro_batch
 

@@ -197,6 +197,8 @@ def _resolve(
         "kernels": _kernels(asked, device, precision),
         "graphs": _graphs(asked, device, processes),
         "replicas": replicas,
+        "shard": asked.shard if replicas > 1 else "none",
+        "offload": asked.offload if device == "cuda" else "none",
         "micro_batch": micro_batch,
         "data_on_device": _is_small(recipe, data) if asked.data_on_device == "auto" else asked.data_on_device,
         "decoder": "fast" if asked.decoder == "auto" else asked.decoder,
@@ -295,13 +297,14 @@ def _kernels(asked: Placement, device: str, precision: str) -> str:
 
 
 def _graphs(asked: Placement, device: str, processes: int) -> bool:
-    possible = device == "cuda" and processes == 1 and not asked.compile
+    possible = device == "cuda" and processes == 1 and not asked.compile and asked.offload == "none"
     if asked.graphs is True and not possible:
         why = (
             "on.compile is true"
             if asked.compile
             else f"{processes} {'replicas' if asked.stages == 1 else 'processes'} exchange gradients in it"
         )
+        why = "on.offload moves the optimizer's state in it" if asked.offload != "none" else why
         why = f"on.device is {device}" if device != "cuda" else why
         raise PlanError(f"on.graphs=true records a step of one replica on a CUDA device, and {why}; leave it out")
     return possible and asked.graphs is not False

@@ -91,13 +91,22 @@ class World:
             self.checked(dist.all_reduce, values, group=self.stage_group)
         return values
 
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Copy the first replica's values to every replica, stage by stage, in place."""
+    def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        """Copy one replica's values to every replica, stage by stage, in place; the tensors may be on the host."""
         if self.replicas > 1:
             for tensor in tensors:
-                row = tensor.contiguous()
-                self.checked(dist.broadcast, row, self.stage, group=self.replica_group)
+                row = tensor.to(self.device).contiguous()
+                self.checked(dist.broadcast, row, group=self.replica_group, group_src=source)
                 tensor.copy_(row)
+
+    def exchange(self, pieces: Sequence[tuple[Tensor, int]]) -> None:
+        """Copy each tensor, which lies in one piece on the device, from the replica beside it to all, in place."""
+        group, send = self.replica_group, dist.broadcast
+        works = [
+            Work(self.checked(send, row, group=group, group_src=source, async_op=True), self) for row, source in pieces
+        ]
+        for work in works:
+            work.wait()
 
     def broadcast_object(self, value: T) -> T:
         """Return the first process's value, which can be anything that pickles, on every process."""

@@ -167,6 +167,8 @@ PLACEMENTS = st.fixed_dictionaries(
         "precision": st.sampled_from(["auto", "fp64", "fp32", "bf16"]),
         "compile": st.booleans(),
         "recompute": st.one_of(BLOCKS, st.lists(BLOCKS, max_size=3)),
+        "shard": st.sampled_from(["none", "optimizer"]),
+        "offload": st.sampled_from(["none", "optimizer"]),
         "data_on_device": st.sampled_from(["auto", True, False]),
         "loader_workers": OR_AUTO,
         "timeout": POSITIVE,

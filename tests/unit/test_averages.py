@@ -256,7 +256,7 @@ class Listening(World):
 
     given: list[Tensor]
 
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+    def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         self.given = [*getattr(self, "given", []), *tensors]
 
     def broadcast_object(self, value: T) -> T:

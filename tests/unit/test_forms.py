@@ -231,6 +231,7 @@ def test_steps_of_one_replica_on_cuda_are_recorded_unless_the_network_is_compile
         (("on.device=cuda",), True),
         (("on.device=cuda", "on.graphs=false"), False),
         (("on.device=cuda", "on.graphs=true"), True),
+        (("on.device=cuda", "on.offload=optimizer"), False),
         (("on.device=cuda", "on.replicas=2"), False),
         (("on.device=cuda", "on.compile=true"), False),
         ((), False),
@@ -246,6 +247,10 @@ def test_steps_of_one_replica_on_cuda_are_recorded_unless_the_network_is_compile
         (("on.graphs=true",), "on.graphs=true records a step of one replica on a CUDA device, and on.device is cpu;"),
         (("on.graphs=true", "on.device=cuda", "on.replicas=2"), "and 2 replicas exchange gradients in it; leave it"),
         (("on.graphs=true", "on.device=cuda", "on.compile=true"), "and on.compile is true; leave it out"),
+        (
+            ("on.graphs=true", "on.device=cuda", "on.offload=optimizer"),
+            "and on.offload moves the optimizer's state in it",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(words: tuple[str, ...], message: str) -> None:

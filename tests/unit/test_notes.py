@@ -150,3 +150,19 @@ def test_a_plan_says_where_bf16_would_be_faster_on_the_cpu(
     job = make_job(recipe, ["on.device=cpu", word], None, None, None, None, look=False)
     job = replace(job, machine=replace(job.machine, bf16=instructions))
     assert [note.removeprefix("this CPU multiplies in bfloat16 ") for note in precision_notes(job)] == said
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (("on.shard=optimizer",), "on.shard has no effect with one replica"),
+        (("on.offload=optimizer",), "on.offload has no effect on cpu"),
+        (("on.offload=optimizer", "on.device=cuda"), "so on.graphs is off"),
+        (("on.shard=optimizer", "on.replicas=2", "on.micro_batch=64"), None),
+    ],
+)
+def test_a_plan_says_what_becomes_of_a_wish_for_less_state(words: tuple[str, ...], note: str | None) -> None:
+    job = make_job("cifar10/resnet20", list(words), None, None, None, None, look=False)
+    said = [line for line in notes(job) if "on.shard" in line or "on.offload" in line]
+    assert [note is not None and note in line for line in said] == [True] * (note is not None)
+    assert job.plan.placement.graphs is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,7 +74,7 @@ def test_the_newest_the_best_and_one_of_each_stretch_stay(
 def state(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A state that is nothing but a step."""
     monkeypatch.setattr(save, "to_files", lambda state: {"state.json": str(state.step).encode()})
-    return SimpleNamespace(step=0)
+    return SimpleNamespace(step=0, gathered=lambda keep: nullcontext())
 
 
 def test_saving_writes_the_step_and_prunes_the_rest(tmp_path: Path, state: Any) -> None:

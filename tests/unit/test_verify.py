@@ -156,7 +156,9 @@ def test_every_layout_fits_and_no_two_are_the_same(words: tuple[str, ...]) -> No
     norm_batch = (recipe.norm_batch or recipe.global_batch) if isinstance(recipe.norm, BatchNorm) else None
     assert layouts[0].replicas == 1
     assert layouts[0].micro_batch == recipe.global_batch
-    assert len({(layout.replicas, layout.micro_batch, layout.recompute) for layout in layouts}) == len(layouts)
+    assert len({(layout.replicas, layout.micro_batch, layout.recompute, layout.shard) for layout in layouts}) == len(
+        layouts
+    )
     assert [layout.label for layout in layouts if layout.recompute] == ["recomputed"] * (recipe.global_batch != 2)
     for layout in layouts:
         assert fits(recipe.global_batch, norm_batch, layout.replicas, layout.micro_batch)
@@ -167,6 +169,7 @@ def test_layouts_are_of_every_kind() -> None:
     shapes = {(layout.replicas, layout.micro_batch) for layout in layouts if not layout.recompute}
     assert shapes == {(1, 32), (1, 8), (1, 16), (2, 8), (3, 8), (2, 4), (4, 2), (4, 4)}
     assert [(layout.replicas, layout.micro_batch) for layout in layouts if layout.recompute == ("all",)] == [(1, 8)]
+    assert [(layout.replicas, layout.micro_batch) for layout in layouts if layout.shard == "optimizer"] == [(2, 8)]
 
 
 @pytest.mark.parametrize(

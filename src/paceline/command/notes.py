@@ -70,6 +70,7 @@ def notes_of(job: Job, index: Index | None) -> list[str]:
         notes.append(f"{variable} is set and passed over, since {job.name} draws its own images")
     if job.plan.placement.fp16_accumulation:
         notes.append("on.fp16_accumulation is for matrix products only: cuDNN's convolutions sum in float32")
+    notes += _state_notes(job)
     if job.plan.placement.device == "cuda" and not job.machine.accelerators:
         notes.append("on.device is cuda, and no CUDA device is visible on this machine")
     return notes
@@ -83,6 +84,18 @@ def precision_notes(job: Job) -> list[str]:
         return []
     how = "is usually faster" if instructions == "avx512_bf16" else "may be faster"  # as measured, or by the flag alone
     return [f"this CPU multiplies in bfloat16 ({instructions}), so on.precision=bf16 {how}"]
+
+
+def _state_notes(job: Job) -> list[str]:
+    """What becomes of a wish for less of the optimizer's state on a device."""
+    asked, placement, notes = job.asked, job.plan.placement, list[str]()
+    if asked.shard != placement.shard:
+        notes.append("on.shard has no effect with one replica, which keeps all of the optimizer's state")
+    if asked.offload != placement.offload:
+        notes.append(f"on.offload has no effect on {placement.device}; it spares the memory of a CUDA device")
+    elif placement.offload != "none":
+        notes.append("on.offload moves the optimizer's state in each step, so on.graphs is off")
+    return notes
 
 
 def _missing_packages(plan: Plan) -> list[str]:

@@ -58,6 +58,7 @@ class Layout:
     replicas: int
     micro_batch: int
     recompute: tuple[str, ...] = ()
+    shard: str = "none"
 
 
 def run(
@@ -151,7 +152,8 @@ def _shrunk(augment: Augment, share: float, least: int) -> Augment:
 
 
 def choose_layouts(recipe: Recipe) -> list[Layout]:
-    """Layouts of every kind the recipe allows: whole, accumulated, ghost norm, 2 and 3 replicas, distributed norm."""
+    """Layouts of every kind the recipe allows: whole, accumulated, ghost norm, 2 and 3 replicas, shares of the
+    optimizer's state, recomputation, distributed norm."""
     G = recipe.global_batch  # noqa: N806 - the design's letter
     n = (recipe.norm_batch or G) if isinstance(recipe.norm, BatchNorm) else None
     piece = n if n is not None and n < G else G // 4 if n is None else G
@@ -161,6 +163,7 @@ def choose_layouts(recipe: Recipe) -> list[Layout]:
         Layout("ghost norm, accumulated" if n else "accumulated in halves", 1, 2 * piece),
         Layout("2 replicas", 2, piece),
         Layout("3 replicas", 3, piece),
+        Layout("2 replicas, in shares", 2, piece, shard="optimizer"),
         Layout("recomputed", 1, piece, ("all",)),
     ]
     if n is not None:
@@ -172,7 +175,7 @@ def choose_layouts(recipe: Recipe) -> list[Layout]:
     for layout in wanted:
         m = layout.micro_batch
         if 0 < m <= G and fits(G, n, layout.replicas, m) and mixes(recipe, m):
-            able.setdefault((layout.replicas, m, layout.recompute), layout)
+            able.setdefault((layout.replicas, m, layout.recompute, layout.shard), layout)
     return list(able.values())
 
 
@@ -221,6 +224,7 @@ def _job(recipe: Recipe, layout: Layout, precision: str) -> Job:
             "replicas": layout.replicas,
             "micro_batch": layout.micro_batch,
             "recompute": layout.recompute,
+            "shard": layout.shard,
             "precision": precision,
             "cpu_threads": _threads(),
             "loader_workers": 2,  # trials are processes that may have none of their own

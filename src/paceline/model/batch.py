@@ -18,6 +18,9 @@ class Batch(NamedTuple):
     """What each layer of stochastic depth multiplies the residual branch of each image by."""
     slots: tuple[tuple[tuple[Tensor, Tensor], ...], ...] = ()
     """Views of `statistics` made ahead, for each batch norm and norm group the place of its mean and variance."""
+    moments: dict[int, tuple[Tensor, Tensor]] | None = None
+    """Where the pass may be computed again: mean and variance of each norm that replicas share, by its index, from the
+    first time on."""
 
 
 class Layer(nn.Module):

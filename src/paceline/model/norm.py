@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from paceline import keyed
 from paceline.model.batch import Batch, Layer
 from paceline.model.kernels.folded import FoldedNorm, folded_norm_act
-from paceline.model.kernels.norm import fused_norm_act
+from paceline.model.kernels.norm import fused_norm_act, moments_over_replicas
 from paceline.settings.model import Activation
 
 ACTIVATIONS: dict[Activation | None, Callable[[Tensor], Tensor]] = {
@@ -185,7 +185,7 @@ class BatchNormAct(NormAct):
                 x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.epsilon
             )
         if self.shared is not None:
-            return self._across_replicas(x, *self.columns(batch.statistics), self.shared)
+            return self._across_replicas(x, batch, self.shared)
         if torch.compiler.is_compiling():
             return self._by_formula(x, *self.columns(batch.statistics))
         slots = batch.slots[self.index] if batch.slots else [*zip(*self.columns(batch.statistics), strict=True)]
@@ -210,8 +210,9 @@ class BatchNormAct(NormAct):
         y: Tensor = (wide - center) * scale + _per_channel(self.bias)
         return y.flatten(0, 1).to(x.dtype)
 
-    def _across_replicas(self, x: Tensor, means: Tensor, variances: Tensor, shared: SharedStatistics) -> Tensor:
-        y, mean, var = _SharedNorm.apply(x, self.weight, self.bias, self.epsilon, shared)  # type: ignore[no-untyped-call]
+    def _across_replicas(self, x: Tensor, batch: Batch, shared: SharedStatistics) -> Tensor:
+        y, mean, var = _SharedNorm.apply(x, self.weight, self.bias, self, batch)  # type: ignore[no-untyped-call]
+        means, variances = self.columns(batch.statistics)
         means[0].copy_(mean / shared.count)  # each replica writes its fraction of the one group
         variances[0].copy_(var / shared.count)
         assert isinstance(y, Tensor)
@@ -229,15 +230,15 @@ class _SharedNorm(torch.autograd.Function):
     """Batch norm over the same layer's images on several replicas; gives the normalized images, mean and variance."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, shared: SharedStatistics) -> Any:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: BatchNormAct, batch: Batch) -> Any:
+        shared = norm.shared
+        assert shared is not None
         wide = x.to(weight.dtype)
-        var, mean = torch.var_mean(wide, dim=(0, 2, 3), correction=0)
-        everyone = shared.all_gather(torch.stack([mean, var]))
-        means, variances = everyone[:, 0], everyone[:, 1]
-        mean = means.mean(0)
-        var = variances.mean(0) + (means - mean).square().mean(0)
+        mean, var = moments_over_replicas(
+            norm, shared, batch, lambda: torch.var_mean(wide, dim=(0, 2, 3), correction=0)[::-1]
+        )
         images = shared.count * x.numel() // x.shape[1]
-        inverse = torch.rsqrt(var + epsilon)
+        inverse = torch.rsqrt(var + norm.epsilon)
         scale = weight * inverse
         y = torch.addcmul(_per_channel(bias - mean * scale), wide, _per_channel(scale)).to(x.dtype)
         ctx.save_for_backward(x, weight, mean, inverse)

@@ -179,8 +179,10 @@ class Whole:
     def _pass(self, index: int, batch: MicroBatch) -> Batch:
         """What the layers know of the micro-batch of this pass."""
         assert batch.positions is not None
-        slots = () if self.plan.placement.compile else self.statistics.slots(index)  # a compiler cuts them itself
-        return Batch(self.statistics.pass_rows(index), *self.masks(batch.positions), slots)
+        rows, masks = self.statistics.pass_rows(index), self.masks(batch.positions)
+        if self.plan.placement.compile:  # which cuts rows itself, and cannot see a dictionary fill
+            return Batch(rows, *masks)
+        return Batch(rows, *masks, self.statistics.slots(index), {} if self.plan.recomputed else None)
 
     def _loss(self, heads: list[Tensor], labels: Tensor, weights: Tensor | None) -> Tensor:
         """The loss by the scores of the last head, and by those of auxiliary heads with the recipe's weight."""

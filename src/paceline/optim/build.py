@@ -12,12 +12,16 @@ from torch import Tensor, nn
 from paceline import keyed
 from paceline.optim.adam import AdamRule
 from paceline.optim.clip import Clipping
-from paceline.optim.flat import ParameterGroup
+from paceline.optim.flat import ParameterGroup, flat_starts
 from paceline.optim.lars import LarcRule, LarsRule
 from paceline.optim.muon import MuonRule
+from paceline.optim.offload import PIECE_BYTES, HostGroup, Lane
+from paceline.optim.parts import GroupPart, in_pieces, in_shares
 from paceline.optim.rmsprop import RmsPropRule
+from paceline.optim.rounding import Rounding
 from paceline.optim.rule import FlatGroup, FlatOptimizer, Rule
-from paceline.optim.sgd import FusedSgd, SgdRule
+from paceline.optim.sgd import FusedSgd, FusedSgdRule, SgdRule
+from paceline.optim.shard import OthersGroup, ShardedOptimizer
 from paceline.planning import Plan
 from paceline.settings.optimizer import AdamW, Clip, Lamb, Larc, Lars, Muon, RmsProp, Sgd, WeightDecay
 from paceline.world import World
@@ -46,34 +50,67 @@ def build_optimizer(
     """The recipe's optimizer for the trainable ones of these named parameters; other stages of `world` have others.
 
     `norms` names the parameters of norm layers: the word norm in a recipe means them too, whatever they are called.
+    Where the placement wants shares, the replicas of `world` have them.
     """
     named = {name: p for name, p in parameters if p.requires_grad}
     groups, settings, limits = parameter_groups(plan, named, norms), plan.recipe.optimizer, plan.recipe.clip
-    if isinstance(settings, Sgd) and limits == Clip() and all(map(FusedSgd.supports, named.values())):
+    offloads = plan.placement.offload == "optimizer"
+    sharers = world if world is not None and world.replicas > 1 and plan.shards else None
+    fuses = limits == Clip() and all(map(FusedSgd.supports, named.values()))
+    if isinstance(settings, Sgd) and fuses and not offloads and sharers is None:
         return FusedSgd(groups, settings.momentum, settings.nesterov)
     head = head_weights(plan, named)
-    pairs = assign_rules(plan, groups, norms, head)
-    flat_groups = [FlatGroup(group, rule, rounding_key(plan, group)) for group, rule in pairs if group.parameters]
-    return FlatOptimizer(flat_groups, Clipping(limits, [group.flat for group in flat_groups], head, world))
+    pairs = assign_rules(plan, groups, norms, head, fuses)
+    parts = [
+        GroupPart(group, rule, group_rounding(plan, group), stacked=isinstance(rule, MuonRule))
+        for group, rule in pairs
+        if group.parameters
+    ]
+    if sharers is not None:
+        parts = in_shares(parts, sharers.replicas)
+    if offloads:
+        parts = in_pieces(parts, PIECE_BYTES)
+    flat_groups = _flat_groups(parts, sharers.replica if sharers else 0, offloads)
+    optimizer = FlatOptimizer(flat_groups, Clipping(limits, [group.flat for group in flat_groups], head, world))
+    if sharers is None:
+        return optimizer
+    return ShardedOptimizer(optimizer, [*zip(flat_groups, (part.owner for part in parts), strict=True)], sharers)
 
 
-def rounding_key(plan: Plan, group: ParameterGroup) -> int | None:
-    """The key for stochastic rounding of a group's 16-bit weights; None where rounding is to the nearest."""
+def _flat_groups(parts: list[GroupPart], replica: int, offloads: bool) -> list[FlatGroup]:
+    """The groups of a replica: each with its state on the device or on the host, or without if it is another's."""
+    lane = Lane(next(iter(parts[0].group.parameters.values())).device) if offloads else None
+    groups: list[FlatGroup] = []
+    for part in parts:
+        if part.owner != replica:
+            groups.append(OthersGroup(part.group, part.rule))
+        elif lane is not None:
+            groups.append(HostGroup(part.group, part.rule, part.rounding, lane))
+        else:
+            groups.append(FlatGroup(part.group, part.rule, part.rounding))
+    return groups
+
+
+def group_rounding(plan: Plan, group: ParameterGroup) -> Rounding | None:
+    """The stochastic rounding of a group's 16-bit weights; None where rounding is to the nearest."""
     name, first = next(iter(group.parameters.items()))
     if first.dtype.itemsize >= 4 or not plan.placement.stochastic_rounding:
         return None
-    return keyed.key(plan.recipe.seed, "rounding", name)
+    return Rounding(keyed.key(plan.recipe.seed, "rounding", name), flat_starts(group.parameters))
 
 
 def assign_rules(
-    plan: Plan, groups: list[ParameterGroup], norms: Set[str], head: Set[str]
+    plan: Plan, groups: list[ParameterGroup], norms: Set[str], head: Set[str], fuses: bool = False
 ) -> Iterator[tuple[ParameterGroup, Rule]]:
-    """Every group with its rule; parameters that an optimizer treats differently become a group of their own."""
+    """Every group with its rule; parameters that an optimizer treats differently become a group of their own.
+
+    `fuses` says that torch's kernel for SGD can update them.
+    """
     settings = plan.recipe.optimizer
     for group in groups:
         match settings:
             case Sgd():
-                yield group, SgdRule(settings.momentum, settings.nesterov)
+                yield group, (FusedSgdRule if fuses else SgdRule)(settings.momentum, settings.nesterov)
             case RmsProp():
                 yield group, RmsPropRule(settings)
             case Lars():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor, nn
 
-from paceline.optim.rounding import RoundingBits, stochastic_round
+from paceline.optim.rounding import Rounding, RoundingBits, stochastic_round
 
 BLOCK = 64
 """Each parameter starts at a multiple of this many numbers, because convolutions are slow on unaligned weights; norms
@@ -41,16 +41,16 @@ class FlatParameters:
     """
 
     @torch.no_grad()
-    def __init__(self, parameters: dict[str, nn.Parameter], rounding_key: int | None = None) -> None:
-        """With a `rounding_key`, 16-bit weights are rounded stochastically; without, to the nearest."""
-        self.parameters = dict(sorted(parameters.items(), key=lambda item: tuple(item[1].shape)))
+    def __init__(self, parameters: dict[str, nn.Parameter], rounding: Rounding | None = None) -> None:
+        """With a `rounding`, 16-bit weights are rounded stochastically; without, to the nearest."""
+        self.parameters = in_flat_order(parameters)
         first = next(iter(parameters.values()))
         assert all((p.dtype, p.device) == (first.dtype, first.device) for p in parameters.values())
-        self.lengths = [_padded(p.numel()) for p in self.parameters.values()]
+        self.lengths = [padded(p.numel()) for p in self.parameters.values()]
         blocks = torch.tensor([length // BLOCK for length in self.lengths])
         self._parameter_of_block = torch.repeat_interleave(blocks).to(first.device)
         self._flat = torch.zeros(sum(self.lengths), dtype=first.dtype, device=first.device)
-        self._rounding = None if rounding_key is None else RoundingBits(rounding_key, len(self._flat), first.device)
+        self._rounding = None if rounding is None else self._rounding_bits(rounding)
         self._padding = torch.zeros(BLOCK, dtype=first.dtype, device=first.device)
         for parameter, view in zip(self.parameters.values(), self._views(self._flat), strict=True):
             view.copy_(parameter)
@@ -60,6 +60,11 @@ class FlatParameters:
     def weights(self) -> Tensor:
         """All weights, in float32 or wider."""
         return self._flat.to(self._arithmetic)
+
+    @property
+    def stored(self) -> Tensor:
+        """All weights where they are, in the type that they have."""
+        return self._flat
 
     def pop_gradient(self) -> Tensor:
         """The gradients of all parameters in float32 or wider, removed from the parameters.
@@ -80,9 +85,9 @@ class FlatParameters:
             weights = stochastic_round(weights, self._flat.dtype, self._rounding.at(step))
         torch.where(bad > 0, self._flat, weights.to(self._flat.dtype), out=self._flat)
 
-    def full(self, value: float) -> Tensor:
-        """A flat tensor of this value for each weight, in float32 or wider."""
-        return torch.full_like(self._flat, value, dtype=self._arithmetic)
+    def full(self, value: float, device: torch.device | None = None) -> Tensor:
+        """A flat tensor of this value for each weight, in float32 or wider; beside the weights unless it says where."""
+        return torch.full_like(self._flat, value, dtype=self._arithmetic, device=device)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a flat tensor by parameter name, each with its parameter's shape."""
@@ -101,7 +106,7 @@ class FlatParameters:
         """Views of a flat tensor as stacks of matrices, outputs by everything else, one stack for each shape."""
         stacks, start = [], 0
         for shape, same in groupby(self.parameters.values(), key=lambda p: p.shape):
-            count, length = len(list(same)), _padded(shape.numel())
+            count, length = len(list(same)), padded(shape.numel())
             stack = flat[start : start + count * length].view(count, length)[:, : shape.numel()]
             stacks.append(stack.unflatten(1, (shape[0], -1)))
             start += count * length
@@ -111,9 +116,26 @@ class FlatParameters:
     def _arithmetic(self) -> torch.dtype:
         return torch.float32 if self._flat.dtype.itemsize < 4 else self._flat.dtype
 
+    def _rounding_bits(self, rounding: Rounding) -> RoundingBits:
+        starts = [rounding.starts[name] for name in self.parameters]
+        runs = [torch.arange(a // 4, (a + length) // 4) for a, length in zip(starts, self.lengths, strict=True)]
+        return RoundingBits(rounding.key, torch.cat(runs).to(self._flat.device))
+
     def _views(self, flat: Tensor) -> list[Tensor]:
         pieces = zip(flat.split(self.lengths), self.parameters.values(), strict=True)
         return [_unflatten(piece[: p.numel()], p.shape) for piece, p in pieces]
+
+
+def in_flat_order(parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Parameters as they lie in a flat tensor, equal shapes next to each other."""
+    return dict(sorted(parameters.items(), key=lambda item: tuple(item[1].shape)))
+
+
+def flat_starts(parameters: dict[str, nn.Parameter]) -> dict[str, int]:
+    """At which number of a flat tensor each parameter starts."""
+    ordered = in_flat_order(parameters)
+    ends = accumulate(padded(p.numel()) for p in ordered.values())
+    return dict(zip(ordered, [0, *ends], strict=False))
 
 
 def block_norms(flat: Tensor) -> Tensor:
@@ -123,7 +145,8 @@ def block_norms(flat: Tensor) -> Tensor:
     return norms
 
 
-def _padded(length: int) -> int:
+def padded(length: int) -> int:
+    """How many numbers of a flat tensor a parameter of this many takes."""
     return -(-length // BLOCK) * BLOCK
 
 

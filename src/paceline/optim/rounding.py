@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -31,13 +33,24 @@ def stochastic_round(wide: Tensor, dtype: torch.dtype, bits: Tensor) -> Tensor:
     return torch.where(wide.isfinite(), rounded, wide).to(dtype)
 
 
-class RoundingBits:
-    """32 random bits for each of `count` numbers in every step; one call of the generator serves four numbers."""
+@dataclass(frozen=True)
+class Rounding:
+    """How the 16-bit weights of a group are rounded stochastically."""
 
-    def __init__(self, key: int, count: int, device: torch.device) -> None:
-        self._key, self._count = key, count
-        self._positions = torch.arange(-(-count // 4), device=device)
+    key: int
+    starts: dict[str, int]
+    """At which number of the whole group each parameter starts: its bits stay the same where the group is cut."""
+
+
+class RoundingBits:
+    """32 random bits for each number in every step; one call of the generator serves four neighbors.
+
+    `fours` has the positions of the numbers, a fourth of each: 0 stands for the numbers 0 to 3.
+    """
+
+    def __init__(self, key: int, fours: Tensor) -> None:
+        self._key, self._fours = key, fours
 
     def at(self, step: Tensor) -> Tensor:
         """The bits of a step, which is a 0-dimensional tensor on the device."""
-        return torch.stack(keyed.words(self._key, self._positions, step), 1).flatten()[: self._count]
+        return torch.stack(keyed.words(self._key, self._fours, step), 1).flatten()

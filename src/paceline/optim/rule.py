@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from paceline.optim.clip import Clipping
 from paceline.optim.flat import FlatParameters, ParameterGroup
+from paceline.optim.rounding import Rounding
 
 
 @dataclass(frozen=True)
@@ -55,28 +57,41 @@ class Rule(Protocol):
 class FlatGroup:
     """A group of flat parameters with their rule and its state."""
 
-    def __init__(self, group: ParameterGroup, rule: Rule, rounding_key: int | None = None) -> None:
-        self.flat, self.rule = FlatParameters(group.parameters, rounding_key), rule
+    def __init__(self, group: ParameterGroup, rule: Rule, rounding: Rounding | None = None) -> None:
+        self.flat, self.rule = FlatParameters(group.parameters, rounding), rule
         self._lr_factor, self._decay = group.lr_factor, group.decay
-        self._state = {name: self.flat.full(value) for name, value in rule.initial_state.items()}
+        self._state = self._first_state()
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The rule's state by name, each a flat tensor; between steps its numbers may be changed."""
+        return self._state
 
     def update(self, gradient: Tensor, lr: Tensor, good_steps: Tensor, bad: Tensor, step: Tensor) -> None:
         """Apply the rule to the mean gradient, unless the step is bad."""
         weights = self.flat.weights
         lr = (lr * self._lr_factor).to(weights.dtype)
-        view = StepView(self.flat, weights, gradient, self._state, lr, self._decay, good_steps)
-        weights, state = self.rule.update(view)
-        self.flat.write(weights, bad, step)
-        for name, values in self._state.items():
-            torch.where(bad > 0, values, state[name], out=values)
+        with self._state_at_hand() as before:
+            view = StepView(self.flat, weights, gradient, before, lr, self._decay, good_steps)
+            weights, state = self.rule.update(view)
+            self.flat.write(weights, bad, step)
+            for name, values in before.items():
+                torch.where(bad > 0, values, state[name], out=values)
 
     def tensors(self) -> dict[str, Tensor]:
         """The rule's state, by parameter and state name."""
         return {
             f"{parameter}.{name}": view
-            for name, values in self._state.items()
+            for name, values in self.state.items()
             for parameter, view in self.flat.views(values).items()
         }
+
+    def _first_state(self) -> dict[str, Tensor]:
+        return {name: self.flat.full(value) for name, value in self.rule.initial_state.items()}
+
+    def _state_at_hand(self) -> AbstractContextManager[dict[str, Tensor]]:
+        """The state on the device while it is updated in place."""
+        return nullcontext(self._state)
 
 
 class FlatOptimizer:

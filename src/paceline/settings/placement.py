@@ -146,12 +146,18 @@ class Placement(Settings):
     own); auto is fused on cuda in bf16 and fp16, unless the network is compiled."""
     graphs: Annotated[AutoSwitch, Field(json_schema_extra=LAYOUT)] = "auto"
     """Record a step, and a pass of evaluation, once as CUDA graphs and replay it, which spares the host the launches;
-    auto does so on cuda with one replica, unless the network is compiled."""
+    auto does so on cuda with one replica, unless the network is compiled or state is offloaded."""
     deterministic: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = False
     """Only kernels that give the same bits each time, so that a resume on an accelerator is exact too."""
     recompute: Annotated[Names, Field(json_schema_extra=LAYOUT)] = ()
     """Cut the network before these blocks (stage2 means each block of stage2, all means every block) and keep only what
     goes from piece to piece: the rest is computed again in the backward pass, for less memory and more time."""
+    shard: Annotated[Literal["none", "optimizer"], Field(json_schema_extra=LAYOUT)] = "none"
+    """What replicas keep in shares, for less memory: optimizer means that each keeps the optimizer's state of some
+    parameters, updates these, and sends them to the others (ZeRO-1)."""
+    offload: Annotated[Literal["none", "optimizer"], Field(json_schema_extra=LAYOUT)] = "none"
+    """What stays in the host's memory, for less of a CUDA device's and more time: optimizer means the optimizer's
+    state, which comes to the device in pieces while its weights are updated."""
     data_on_device: Annotated[AutoSwitch, Field(json_schema_extra=LAYOUT)] = "auto"
     """Keep the whole data set on the device and crop and flip it there; auto does so where it is small."""
     decoder: Annotated[Literal["auto", "fast", "pillow", "gpu"], Field(json_schema_extra=ARITHMETIC)] = "auto"

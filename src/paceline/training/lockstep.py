@@ -301,16 +301,17 @@ def _compare_replicas(session: Session, tensors: Named, name: str, worst: Differ
 def _compare_state(session: Session, leader: Path, worst: Differences) -> None:
     """Compare the state with the leader's after as many steps, and take over the leader's."""
     state = session.state
-    path, tensors = _state_file(leader, state.step), _flat_tensors(state)
-    _compare_replicas(session, tensors, "update/state, between replicas", worst)
-    measures = _measures(path)
-    if session.world.first:
-        with safe_open(path, "pt") as kept:
-            for name in tensors.keys() | set(kept.keys()):
-                found, measure = math.inf, measures.get(name, Measure(1.0))
-                if name in tensors and name in measures:
-                    found = relative_difference(kept.get_tensor(name), tensors[name], measure.scale)
-                _note(worst, f"update/{name}", state.step - 1, found, measure)
+    with state.gathered():
+        path, tensors = _state_file(leader, state.step), _flat_tensors(state)
+        _compare_replicas(session, tensors, "update/state, between replicas", worst)
+        measures = _measures(path)
+        if session.world.first:
+            with safe_open(path, "pt") as kept:
+                for name in tensors.keys() | set(kept.keys()):
+                    found, measure = math.inf, measures.get(name, Measure(1.0))
+                    if name in tensors and name in measures:
+                        found = relative_difference(kept.get_tensor(name), tensors[name], measure.scale)
+                    _note(worst, f"update/{name}", state.step - 1, found, measure)
     _take_over(state, leader)
 
 

@@ -21,22 +21,23 @@ def restore_newest(session: Session) -> None:
     """Let the state be that of the newest intact checkpoint, or the initial one of a run that has not trained yet."""
     run, state, world = session.run, session.state, session.world
     newest = None
-    if world.first:
-        newest = checkpoint.newest_intact(
-            run.checkpoints, lambda fault: run.note(f"damaged, taking the one before it: {fault}", warning=True)
-        )
-        if newest is None:
-            _check_untrained(run)
-    if world.stages > 1:
-        newest = world.broadcast_object(newest)  # each stage takes its part
-    if world.first or world.stages > 1:
-        if newest is not None:
-            load_files(state, newest[1], checkpoint.name_of(newest[0]))
-        elif adoption := initialize_state(state, session.plan):
-            run.note(str(adoption))
-    if world.first:
-        checkpoint.clear_leftovers(run.checkpoints)
-    broadcast_state(world, state)
+    with state.gathered():
+        if world.first:
+            newest = checkpoint.newest_intact(
+                run.checkpoints, lambda fault: run.note(f"damaged, taking the one before it: {fault}", warning=True)
+            )
+            if newest is None:
+                _check_untrained(run)
+        if world.stages > 1:
+            newest = world.broadcast_object(newest)  # each stage takes its part
+        if world.first or world.stages > 1:
+            if newest is not None:
+                load_files(state, newest[1], checkpoint.name_of(newest[0]))
+            elif adoption := initialize_state(state, session.plan):
+                run.note(str(adoption))
+        if world.first:
+            checkpoint.clear_leftovers(run.checkpoints)
+        broadcast_state(world, state)
 
 
 def _check_untrained(run: Run) -> None:
@@ -52,9 +53,10 @@ def load_checkpoint(session: Session, step: int, files: checkpoint.CheckpointFil
     """Let every process's state be that of the checkpoint whose files the first one has read."""
     if session.world.stages > 1:
         files = session.world.broadcast_object(files)
-    if files is not None:
-        load_files(session.state, files, checkpoint.name_of(step))
-    broadcast_state(session.world, session.state)
+    with session.state.gathered():
+        if files is not None:
+            load_files(session.state, files, checkpoint.name_of(step))
+        broadcast_state(session.world, session.state)
 
 
 def load_files(state: State, files: checkpoint.CheckpointFiles, where: str) -> State:

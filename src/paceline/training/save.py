@@ -23,11 +23,12 @@ from paceline.training.state import State
 def save(session: Session) -> None:
     """Write a checkpoint of this step, then remove those that need not stay."""
     run, state, plan = session.run, session.state, session.plan
-    if not run.writes and plan.stages == 1:
-        return
     start = time.perf_counter()
-    files = to_files(state) | {checkpoint.RECIPE: dump(plan.recipe).encode()}
-    if not run.writes:  # the first process has what this stage gave
+    with state.gathered(keep=run.writes):
+        if not run.writes and plan.stages == 1:
+            return
+        files = to_files(state) | {checkpoint.RECIPE: dump(plan.recipe).encode()}
+    if not run.writes:  # the first process has what this one gave
         return
     checkpoint.write(run.checkpoints, state.step, files)
     # Later steps than this one are damaged, or this run would have continued from them: they stay until the run has
@@ -87,17 +88,22 @@ def saved_if_aborted(session: Session) -> Iterator[None]:
     """If a step or validation is aborted, save the state from before it and raise the fault again.
 
     On the CPU, replicas exchange everything before the state changes, so a step is done whole or not at all. An
-    accelerator may have gone on with what it did not get: replicas there return to the last checkpoint. So does a
-    pipeline, which cannot be saved without all of its stages.
+    accelerator may have gone on with what it did not get: replicas there return to the last checkpoint. So do a
+    pipeline and replicas that keep shares of the state, which cannot be saved without one of them.
     """
+    plan = session.plan
     try:
         yield
-    except (ReadFailed, DataError, Stopped):
-        if session.plan.stages == 1:
+    except Stopped:  # in all processes
+        if plan.stages == 1:
+            save(session)
+        raise
+    except (ReadFailed, DataError):
+        if not plan.parts_state:
             save(session)
         raise
     except Broken:
-        if session.plan.processes == 1 or (session.plan.stages == 1 and session.plan.placement.device == "cpu"):
+        if plan.processes == 1 or (plan.placement.device == "cpu" and not plan.parts_state):
             save(session)
         raise
 

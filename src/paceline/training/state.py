@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from paceline.model.pretrained import LoadedWeights, load_weights, read_weights
 from paceline.model.whole import Whole
 from paceline.optim.averages import Ema
 from paceline.optim.build import Optimizer, build_optimizer
+from paceline.optim.shard import ShardedOptimizer
 from paceline.planning import Plan
 from paceline.settings.model import External
 from paceline.training.loss_scale import LossScale
@@ -47,8 +49,18 @@ class State:
     """What validations have said so far, and whether they have ended the run."""
     step: int = 0
 
+    def gathered(self, keep: bool = True) -> AbstractContextManager[None]:
+        """While this is entered, have every tensor, also what other replicas keep; every replica must enter it.
+
+        With `keep` false a replica only gives what it has.
+        """
+        return self.optimizer.gathered(keep) if isinstance(self.optimizer, ShardedOptimizer) else nullcontext()
+
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Every tensor by name, in groups: network, optimizer and, once it has started, ema."""
+        """Every tensor by name, in groups: network, optimizer and, once it has started, ema.
+
+        Where the optimizer's state is in shares, this is every tensor only while it is `gathered`.
+        """
         groups = {"network": self.network.module.state_dict(), "optimizer": self.optimizer.tensors()}
         if self.ema is not None and self.ema.started(self.step):
             groups["ema"] = self.ema.tensors()

@@ -143,13 +143,14 @@ def _train(folder: Path, steps: int, session: Session, *, saving: bool) -> None:
                 write_whole(path, json.dumps(losses))
             if saving:
                 save(session)
-    groups = state.network.gather(state.tensors())
-    if first:
+    with state.gathered(keep=first):
+        groups = state.network.gather(state.tensors())
         tensors = {
             f"{group}.{name}": tensor.detach().cpu().contiguous().clone()
             for group, members in groups.items()
             for name, tensor in members.items()
         }
+    if first:
         save_file(tensors, folder / "end.safetensors")
 
 

@@ -216,7 +216,7 @@ def _like(parameter: Tensor, gradient: Tensor) -> Tensor:
 def _normed(norm: NormAct, moments: tuple[Tensor, Tensor], rows: int, batch: Batch) -> Normed:
     """A norm by this replica's moments of each group, which go to the batch's statistics too."""
     assert isinstance(norm, BatchNormAct)
-    return norm_by_moments(norm, moments, rows, norm.columns(batch.statistics))
+    return norm_by_moments(norm, moments, rows, batch)
 
 
 def _norm_backward(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,8 +58,7 @@ def as_images(values: Tensor, shape: torch.Size) -> Tensor:
 
 def fused_norm_act(norm: BatchNormAct, x: Tensor, batch: Batch, shortcut: Tensor | None, mask: Tensor | None) -> Tensor:
     """What a batch norm does to a micro-batch in training, in channels-last order."""
-    slots = norm.columns(batch.statistics)
-    y = FusedBatchNorm.apply(x, norm.weight, norm.bias, shortcut, mask, slots, norm)  # type: ignore[no-untyped-call]
+    y = FusedBatchNorm.apply(x, norm.weight, norm.bias, shortcut, mask, batch, norm)  # type: ignore[no-untyped-call]
     assert isinstance(y, Tensor)
     return y
 
@@ -73,12 +73,12 @@ class FusedBatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, _bias: Tensor, shortcut: Tensor | None, mask: Tensor | None,
-        slots: tuple[Tensor, Tensor], norm: BatchNormAct,
+        batch: Batch, norm: BatchNormAct,
     ) -> Tensor:  # fmt: skip
-        kernels, groups = rows_for(x), len(slots[0])
+        kernels, groups = rows_for(x), len(batch.statistics)
         data, beside = as_rows(x, groups), None if shortcut is None else as_rows(shortcut, groups)
         factors = None if mask is None else mask.reshape(groups, -1).contiguous()
-        normed = norm_by_moments(norm, kernels.moments(data), data.shape[1], slots)
+        normed = norm_by_moments(norm, kernels.moments(data), data.shape[1], batch)
         y = kernels.scale_shift(data, normed.scale, normed.shift, norm.activation, beside, factors)
         out = as_images(y, x.shape).data  # no view of y for autograd, which lets nobody change such outputs in place
         told = norm.activation in ("relu", "relu6")
@@ -109,21 +109,36 @@ class FusedBatchNorm(torch.autograd.Function):
         return dx, dweight, dbias, dshortcut, None, None, None
 
 
-def norm_by_moments(
-    norm: BatchNormAct, moments: tuple[Tensor, Tensor], rows: int, slots: tuple[Tensor, Tensor]
-) -> Normed:
-    """A norm by the mean and variance of this replica's rows in each group, which go to the slots of the groups."""
+def norm_by_moments(norm: BatchNormAct, moments: tuple[Tensor, Tensor], rows: int, batch: Batch) -> Normed:
+    """A norm by the mean and variance of this replica's rows in each group, which go to the batch's statistics."""
     (mean, var), shared, replicas = moments, norm.shared, 1
     if shared is not None:
         assert len(mean) == 1, "a norm group across replicas is all that a pass has"
         replicas = shared.count
-        means, variances = shared.all_gather(torch.stack([mean, var])).unbind(1)
-        mean = means.mean(0)
-        var = variances.mean(0) + (means - mean).square().mean(0)
+        mean, var = moments_over_replicas(norm, shared, batch, lambda: moments)
+    slots = norm.columns(batch.statistics)
     constants = rows_for(norm.weight).forward_constants(
         mean, var, norm.weight, norm.bias, norm.epsilon, replicas * rows, slots, replicas
     )
     return Normed(mean, *constants)
+
+
+def moments_over_replicas(
+    norm: BatchNormAct, shared: SharedStatistics, batch: Batch, own: Callable[[], Sequence[Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """The mean and variance of a norm group by those of each replica's images.
+
+    In a pass that is computed again they are those of the first time, so that nothing is exchanged twice.
+    """
+    if batch.moments is not None and norm.index in batch.moments:
+        mean, var = batch.moments[norm.index]
+        return mean.detach(), var.detach()  # autograd takes no tensor as the output of two operations
+    means, variances = shared.all_gather(torch.stack([*own()])).unbind(1)
+    mean = means.mean(0)
+    var = variances.mean(0) + (means - mean).square().mean(0)
+    if batch.moments is not None:
+        batch.moments[norm.index] = mean, var
+    return mean, var
 
 
 def norm_gradient_by_sums(

@@ -58,7 +58,7 @@ class _Site:
     """What the two operations of a micro-batch share."""
 
     def __init__(self, norm: BatchNormAct, batch: Batch) -> None:
-        self.norm, self.slots = norm, norm.columns(batch.statistics)
+        self.norm, self.batch = norm, batch
         self.normed: Normed | None = None
         self.sums: GateSums | None = None
         self.gate: Tensor | None = None
@@ -69,8 +69,8 @@ class _Squeeze(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, _bias: Tensor, site: _Site) -> tuple[Tensor, Tensor]:
-        norm, data = site.norm, as_rows(x, len(site.slots[0]))
-        site.normed = norm_by_moments(norm, rows_for(x).moments(data), data.shape[1], site.slots)
+        norm, data = site.norm, as_rows(x, len(site.batch.statistics))
+        site.normed = norm_by_moments(norm, rows_for(x).moments(data), data.shape[1], site.batch)
         scale, shift = site.normed.scale, site.normed.shift
         means = gate_for(x).image_means(data, scale, shift, norm.activation, len(x))
         ctx.save_for_backward(data, weight, *site.normed)

@@ -86,7 +86,7 @@ class _Stem(torch.autograd.Function):
             fours, by_fours = kernels.unshuffle(x, dtype, CHANNELS), in_fours(weight, dtype)
             raw = F.conv2d(fours, by_fours).contiguous(memory_format=torch.channels_last)
         data = as_rows(raw, groups)
-        normed = norm_by_moments(norm, rows_for(raw).moments(data), data.shape[1], norm.columns(batch.statistics))
+        normed = norm_by_moments(norm, rows_for(raw).moments(data), data.shape[1], batch)
         y, position, top = kernels.pool_forward(raw, normed.scale, normed.shift)
         ctx.save_for_backward(fours, weight, gamma, raw, position, top, *normed)
         ctx.norm, ctx.dtype = norm, dtype
