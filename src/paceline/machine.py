@@ -87,3 +87,12 @@ def _limit(name: str) -> str:
         return Path("/sys/fs/cgroup", name).read_text()
     except OSError:
         return ""
+
+
+def processor() -> str:
+    """The processor's model."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )

@@ -9,6 +9,8 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -17,8 +19,8 @@ from typing import IO, Any, Literal, Protocol
 
 from paceline import __version__, checkpoint
 from paceline.errors import Broken, RunError
-from paceline.files import append_line, disk_faults, is_torn, open_lock, read_rows, read_whole, write_whole
-from paceline.machine import Machine
+from paceline.files import Appender, cut_torn_line, disk_faults, open_lock, read_rows, read_whole, write_whole
+from paceline.machine import Machine, processor
 from paceline.planning import Plan
 from paceline.settings.build import build
 from paceline.settings.page import MOST_BYTES
@@ -74,6 +76,9 @@ class Run:
         self.folder, self.mode = folder, mode
         self.checkpoints = folder / "checkpoints"
         self.sinks: list[Sink] = []
+        self.patient = False
+        """Whether rows that the disk does not take wait in memory, so that a full one does not end the training."""
+        self._lines = Appender(folder / RECORD)
         self._lock: IO[str] | None = None
         if mode == "own":
             self._take()
@@ -94,11 +99,18 @@ class Run:
     def write(self, kind: str, **values: Any) -> Row:
         """Append a row to the record and hand it to the sinks; its numbers stay as they are, finite or not."""
         row = {"kind": kind, **values}
-        if self.writes:
-            path = self.folder / RECORD
-            with disk_faults(Broken, path, "cannot be written", INTACT):
-                append_line(path, json_text(row))  # only the owner may cut off what a kill left
-            for sink in self.sinks:
+        if not self.writes:
+            return row
+        try:
+            with disk_faults(Broken, self._lines.path, "cannot be written", INTACT):
+                self._lines.append(json_text(row))  # only the owner may cut off what a kill left
+        except Broken as fault:
+            if not self.patient:
+                raise
+            if len(self._lines.waiting) == 1:
+                self.note(f"{fault}; training goes on, and its rows wait in memory", warning=True)
+        for sink in self.sinks:
+            with suppress(*([Broken] if self.patient else [])):  # that the disk is full has been told
                 sink.row(row)
         return row
 
@@ -112,8 +124,16 @@ class Run:
             sink.progress(what, done, total)
 
     def rows(self) -> list[Row]:
-        """Every row of the record so far."""
-        return rows_of(self.folder)
+        """Every row of the record so far, those that wait for the disk included."""
+        return self._with_waiting(rows_of)
+
+    def judged_rows(self) -> list[Row]:
+        """Every row so far that tells of a validation, wherever it was made."""
+        return self._with_waiting(judged_rows)
+
+    def _with_waiting(self, read: Callable[[Path], list[Row]]) -> list[Row]:
+        waiting = self._lines.waiting.copy()  # before the file is read: a row may get there meanwhile
+        return read(self.folder) + [json.loads(line) for line in waiting]
 
     def try_own(self) -> bool:
         """Own the folder from now on, unless somebody trains in it."""
@@ -229,12 +249,6 @@ def best_step(rows: list[Row], steps: list[int], stop: Stop) -> int | None:
         if value is not None and (best is None or stop.is_better(value, best[stop.metric])):
             best = row
     return None if best is None else int(best["step"])
-
-
-def cut_torn_line(path: Path) -> None:
-    """Cut off half a line that a kill left at the end of a file of rows."""
-    if not path.is_symlink() and is_torn(path):
-        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def store_plan(
@@ -361,18 +375,10 @@ def start_row(plan: Plan, machine: Machine, step: int, before: list[Row], comman
         "command": command,
         "placement": placement,
         "arithmetic_changed": changed,
-        "machine": asdict(machine) | {"processor": _processor(), "system": platform.platform()},
+        "machine": asdict(machine) | {"processor": processor(), "system": platform.platform()},
         "versions": versions,
         "commit": _commit(),
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
 
 
 def _commit() -> str | None:

@@ -14,7 +14,7 @@ from paceline.job import Job
 from paceline.launch import MESSAGES_FOLDER
 from paceline.planning import Plan
 from paceline.reconcile import fits, mixes
-from paceline.record import Run, start_row
+from paceline.record import start_row
 from paceline.sink import open_sinks
 from paceline.sink.advice import AdviceSink
 from paceline.training.averaging import average_at_end
@@ -22,6 +22,7 @@ from paceline.training.loop import train
 from paceline.training.reports import run_speed
 from paceline.training.requests import Stopped
 from paceline.training.restore import restore_newest
+from paceline.training.save import finish_saving
 from paceline.training.session import Session, open_session
 from paceline.visible import plural
 
@@ -35,10 +36,10 @@ def train_run(job: Job, folder: Path, console: Console, command: list[str]) -> i
             return _train(session, job, console, command)
         except torch.OutOfMemoryError:
             fault = Broken(out_of_memory(job.plan))
-            _write_failure(session.run, fault)
+            _write_failure(session, fault)
             raise fault from None
         except BaseException as fault:
-            _write_failure(session.run, fault)
+            _write_failure(session, fault)
             raise
 
 
@@ -63,9 +64,10 @@ def _train(session: Session, job: Job, console: Console, command: list[str]) -> 
         parameters=parameters,
         forms=state.network.forms,
     )
-    done = False
+    run.patient, done = True, False
     with suppress(Stopped):
         done = train(session)
+    run.patient = False
     if done:
         average_at_end(session)
     if done:
@@ -92,8 +94,11 @@ def out_of_memory(plan: Plan) -> str:
     return f"out of memory at on.micro_batch={plan.micro_batch}; {remedy}"
 
 
-def _write_failure(run: Run, fault: BaseException) -> None:
-    """Leave the reason in the record if the disk still takes it."""
+def _write_failure(session: Session, fault: BaseException) -> None:
+    """Leave the reason in the record if the disk still takes it, after what was still being saved."""
     reason = str(fault) if isinstance(fault, UserError) else f"{type(fault).__name__}: {fault}"
+    with suppress(UserError):
+        finish_saving(session)
+    session.run.patient = False
     with suppress(Broken):
-        run.write("failed", why=reason)
+        session.run.write("failed", why=reason)

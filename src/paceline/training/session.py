@@ -24,6 +24,7 @@ from paceline.world import World, init_world
 
 if TYPE_CHECKING:
     from paceline.training.graphs import StepGraphs
+    from paceline.training.saver import Saver
 
 
 class StepInputs:
@@ -52,6 +53,8 @@ class Session:
     """The folder that lists images which cannot be decoded; None lists them nowhere."""
     graphs: StepGraphs | None = None
     """Recorded steps, once there are any."""
+    saver: Saver | None = None
+    """Writes checkpoints, once there are any."""
 
     @cached_property
     def state(self) -> State:
@@ -61,6 +64,11 @@ class Session:
     def is_done(self) -> bool:
         """Whether the run has come to its end: its last step, or a validation that ended it."""
         return self.state.step >= self.plan.steps or self.state.stopping.reason is not None
+
+    def finish_writing(self) -> None:
+        """Wait until every checkpoint that was begun is on disk, or has failed to get there."""
+        if self.saver is not None:
+            self.saver.join()
 
     @cached_property
     def inputs(self) -> StepInputs:
@@ -104,7 +112,9 @@ def open_session(
             report_seconds=plan.recipe.report.seconds,
             most_seconds=limit.seconds if signals and limit else None,
         )
-        yield Session(plan, world, run, requests, data_folder, quarantine)
+        session = Session(plan, world, run, requests, data_folder, quarantine)
+        stack.callback(session.finish_writing)  # before another process may own the folder
+        yield session
         requests.drain()
         # Only after a good end: when one replica fails, the others may never come to a barrier.
         world.barrier()  # a launcher may stop the others once one has left, and the first may still be writing
