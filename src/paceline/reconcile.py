@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Callable
 
 from paceline.errors import PlanError
 from paceline.facts import DataFacts, NetworkFacts
@@ -34,7 +35,7 @@ def make_plan(
     assert data is not None
     _check_files(recipe, data, placement.data_on_device)
     _check_recipe(recipe, data, network)
-    plan = Plan(recipe, _resolve(recipe, placement, data, machine, network, launch), network, evaluates)
+    plan = Plan(recipe, _resolve(recipe, placement, data, machine, network, launch, evaluates), network, evaluates)
     check_lengths(plan)
     _check_blocks(plan)
     if not evaluates:
@@ -165,7 +166,13 @@ def _check_blocks(plan: Plan) -> None:
 
 
 def _resolve(
-    recipe: Recipe, asked: Placement, data: Data, machine: Machine, network: NetworkFacts, launch: Launch | None
+    recipe: Recipe,
+    asked: Placement,
+    data: Data,
+    machine: Machine,
+    network: NetworkFacts,
+    launch: Launch | None,
+    evaluates: bool,
 ) -> ResolvedPlacement:
     """Decide every `auto` of a placement for this machine."""
     device = asked.device if asked.device != "auto" else "cuda" if machine.accelerators else "cpu"
@@ -179,10 +186,17 @@ def _resolve(
             f"on.fp16_accumulation sums products of float16 numbers on a CUDA device, and this is {precision} on "
             f"{device}; write on.precision=fp16 on.device=cuda, or leave it out"
         )
-    micro_batch = asked.micro_batch
-    if micro_batch == "auto":
-        room = _images_that_fit(device, precision, replicas, machine, network)
-        micro_batch = _best_micro_batch(recipe, norm_batch_of(recipe, network), replicas, room)
+    n = norm_batch_of(recipe, network)
+
+    def size_for(replicas: int) -> int:
+        """The micro-batch of so many replicas."""
+        if isinstance(asked.micro_batch, int):
+            return asked.micro_batch
+        return _best_micro_batch(recipe, n, replicas, _images_that_fit(device, precision, replicas, machine, network))
+
+    if asked.replicas == "auto" and not evaluates:
+        replicas = _most_that_fit(recipe.global_batch, n, replicas, size_for)
+    micro_batch = size_for(replicas)
     local_replicas = launch.local_count if launch else replicas
     cores = machine.cores if launch and machine.bound else max(1, machine.cores // local_replicas)
     decided = {
@@ -233,6 +247,18 @@ def _replicas(asked: int | str, device: str, machine: Machine, launch: Launch | 
     if device == "cuda" and launch is None and 0 < machine.accelerators < replicas:
         raise PlanError(f"on.replicas={replicas}, and only {machine.accelerators} accelerators are visible")
     return replicas
+
+
+def _most_that_fit(global_batch: int, norm_batch: int | None, most: int, size_for: Callable[[int], int]) -> int:
+    """The number of replicas, of those that there can be, that are done first with a step, and of equals the largest:
+    norm groups that span replicas may leave some of them out."""
+
+    def work(replicas: int) -> float:
+        size = size_for(replicas)
+        good = fits(global_batch, norm_batch, replicas, size)
+        return _work(global_batch, replicas, size) if good else math.inf
+
+    return min(range(most, 0, -1), key=work)
 
 
 _WEIGHTS = {
@@ -303,7 +329,12 @@ def _best_micro_batch(recipe: Recipe, norm_batch: int | None, replicas: int, roo
     fitting = [m for m in _divisors(global_batch) if fits(global_batch, norm_batch, replicas, m)]
     fitting = [m for m in fitting if mixes(recipe, m)] or fitting
     small = [m for m in fitting if m <= room] or fitting[:1]
-    return min(small, key=lambda m: (math.ceil(global_batch / m / replicas) * (m + 8), -m))
+    return min(small, key=lambda m: (_work(global_batch, replicas, m), -m))
+
+
+def _work(global_batch: int, replicas: int, micro_batch: int) -> int:
+    """How long a step takes the busiest replica."""
+    return math.ceil(global_batch / micro_batch / replicas) * (micro_batch + 8)
 
 
 def _check_layout(plan: Plan) -> None:

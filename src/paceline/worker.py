@@ -31,6 +31,10 @@ def run_verb(verb: str, job: Job, folder: Path, **arguments: Any) -> Any:
 
     `arguments` are the verb's own, as JSON has them.
     """
+    if job.launch is not None and job.launch.rank >= job.plan.replicas:
+        from paceline.world import stand_by
+
+        return stand_by(job.plan, job.launch)
     if job.launch is not None or job.plan.replicas == 1:
         return _verbs()[verb](job, folder, **arguments)
     from paceline.world import start_replicas

@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -34,6 +34,8 @@ from paceline.planning import Plan
 from paceline.settings.placement import shared_keys
 
 T = TypeVar("T")
+_LEAVES_AFTER = 10.0
+"""Seconds that a process without work has to leave, and leaves the replicas to end after a signal."""
 
 
 @dataclass
@@ -47,6 +49,8 @@ class World:
     timeout: timedelta | None = None
     host_group: Any = None
     """All replicas over gloo, for small messages that must not wait for the device."""
+    spare: int = 0
+    """How many processes more a launcher has started, which wait for the end."""
 
     @property
     def first(self) -> bool:
@@ -117,6 +121,11 @@ class World:
 
     def close(self) -> None:
         """Leave the process group."""
+        if self.first and self.spare:
+            self.store.set("ended", "")
+            with suppress(RuntimeError):  # one that has gone already
+                ranks = range(self.replicas, self.replicas + self.spare)
+                self.store.wait([f"left/{rank}" for rank in ranks], timedelta(seconds=_LEAVES_AFTER))
         if self.replicas > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -177,8 +186,7 @@ class NormGroup:
 
 def init_world(plan: Plan, launch: Launch | None) -> World:
     """Choose this process's device, and join the other replicas if a launcher started several."""
-    if os.environ.get(MESSAGES_FOLDER):
-        _die_with_parent()
+    _die_with_launcher()
     kind = plan.placement.device
     _check_device(kind)
     device = torch.device(kind)
@@ -190,10 +198,35 @@ def init_world(plan: Plan, launch: Launch | None) -> World:
         return World(device)
     timeout = timedelta(seconds=plan.placement.timeout)
     store = _rendezvous(launch, timeout, _digest(plan))
+    spare = launch.count - plan.replicas
+    if plan.replicas == 1:
+        return World(device, store=store, timeout=timeout, spare=spare)
     backend = "nccl" if kind == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.count, timeout=timeout)
+    dist.init_process_group(backend, store=store, rank=launch.rank, world_size=plan.replicas, timeout=timeout)
     host_group = dist.new_group(backend="gloo", timeout=timeout)
-    return World(device, launch.rank, launch.count, store, timeout, host_group)
+    return World(device, launch.rank, plan.replicas, store, timeout, host_group, spare)
+
+
+def stand_by(plan: Plan, launch: Launch) -> int:
+    """Wait until the replicas have ended, in a process that the plan has no work for; gives the exit status.
+
+    It stays, so that its launcher can start all of them again. A signal is for the replicas, which save: this process
+    only leaves if they have not ended some seconds later.
+    """
+    _die_with_launcher()
+    heard: list[float] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, lambda *_: heard.append(time.monotonic()))
+    store = _rendezvous(launch, timedelta(seconds=plan.placement.timeout), _digest(plan))
+    try:
+        while not store.check(["ended"]):
+            if heard and time.monotonic() > heard[0] + _LEAVES_AFTER:
+                return INTERRUPTED
+            time.sleep(0.2)
+        store.set(f"left/{launch.rank}", "")
+    except (RuntimeError, dist.DistError):
+        raise Broken("the replicas are gone; what was saved is whole") from None
+    return 0
 
 
 def _digest(plan: Plan) -> str:
@@ -241,9 +274,10 @@ def _check_device(kind: str) -> None:
         raise PlanError("torch cannot use an Apple GPU here; write on.device=cpu")
 
 
-def _die_with_parent() -> None:
-    """A replica whose launcher was killed must not train on alone (Linux)."""
-    if sys.platform == "linux":
+def _die_with_launcher() -> None:
+    """A replica whose launcher, torchrun or Paceline's own, was killed must not train on alone, nor keep the run folder
+    from those that come after it (Linux)."""
+    if sys.platform == "linux" and (os.environ.get(MESSAGES_FOLDER) or "TORCHELASTIC_RUN_ID" in os.environ):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
@@ -292,11 +326,12 @@ def start_replicas(count: int, module_args: Sequence[str]) -> int:
 def _launching(folder: Path) -> Iterator[None]:
     """Set this process up to launch replicas, and leave it as it was."""
     environment, level = dict(os.environ), logging.root.manager.disable
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
     previous = {number: signal.getsignal(number) for number in numbers}  # the launcher takes these over
     logging.disable(logging.ERROR)  # the launcher's notes on signals and dead workers; ours are one line each
     os.environ[MESSAGES_FOLDER] = str(folder)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in numbers)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "60")  # time to finish the step and save
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -28,7 +28,7 @@ def train(session: Session) -> bool:
     with closing(session.loader.training(state.step)) as steps:
         while not (session.is_done() or requests.stop):
             with saved_if_aborted(session):
-                with clock.waiting():
+                with clock.waiting(), requests.waiting():
                     batches = next(steps)
                 take_step(session, batches)
             run.progress("training", state.step, plan.steps)

@@ -22,7 +22,7 @@ from paceline.training.loop import train
 from paceline.training.reports import run_speed
 from paceline.training.requests import Stopped
 from paceline.training.restore import restore_newest
-from paceline.training.save import finish_saving
+from paceline.training.save import finish_saving, saves_when_broken
 from paceline.training.session import Session, open_session
 from paceline.visible import plural
 
@@ -40,6 +40,8 @@ def train_run(job: Job, folder: Path, console: Console, command: list[str]) -> i
             raise fault from None
         except BaseException as fault:
             _write_failure(session, fault)
+            if isinstance(fault, Broken) and session.requests.urgent and saves_when_broken(job.plan):
+                _tell_launcher(session)  # a replica that waited for images has left, and the first one has saved
             raise
 
 
@@ -64,6 +66,12 @@ def _train(session: Session, job: Job, console: Console, command: list[str]) -> 
         parameters=parameters,
         forms=state.network.forms,
     )
+    if job.launch and (working := min(plan.replicas, plan.micro_batches)) < job.launch.count:
+        norm = f", norm_batch {plan.norm_batch}" if plan.norm_batch else ""
+        run.note(
+            f"{job.launch.count} processes were started, and {working} of them have work: steps of "
+            f"{plural(plan.global_batch, 'image')} in micro-batches of {plan.micro_batch}{norm}"
+        )
     run.patient, done = True, False
     with suppress(Stopped):
         done = train(session)
@@ -74,9 +82,15 @@ def _train(session: Session, job: Job, console: Console, command: list[str]) -> 
         run.write("end", step=state.step, **run_speed(run.rows()))
     else:
         run.write("interrupted", step=state.step, why="time limit" if session.requests.out_of_time else "signal")
-    if not done and world.first and MESSAGES_FOLDER in os.environ:
-        Path(os.environ[MESSAGES_FOLDER], "interrupted").touch()
+    if not done:
+        _tell_launcher(session)
     return 0 if done else INTERRUPTED
+
+
+def _tell_launcher(session: Session) -> None:
+    """Let Paceline's own launcher know that this start was interrupted, and is saved."""
+    if session.world.first and MESSAGES_FOLDER in os.environ:
+        Path(os.environ[MESSAGES_FOLDER], "interrupted").touch()
 
 
 def out_of_memory(plan: Plan) -> str:

@@ -160,9 +160,14 @@ def saved_if_aborted(session: Session) -> Iterator[None]:
         _save_after(session, fault)
         raise
     except Broken as fault:
-        if session.plan.replicas == 1 or session.plan.placement.device == "cpu":
+        if saves_when_broken(session.plan):
             _save_after(session, fault)
         raise
+
+
+def saves_when_broken(plan: Plan) -> bool:
+    """Whether a step that another replica's end has cut off leaves the state as it was before it."""
+    return plan.replicas == 1 or plan.placement.device == "cpu"
 
 
 def _save_after(session: Session, fault: Exception) -> None:

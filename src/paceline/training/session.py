@@ -95,22 +95,22 @@ def open_session(
 ) -> Iterator[Session]:
     """Open a run folder on this process's place in the world; leaving restores the process as it was.
 
-    With `signals`, SIGTERM, SIGINT and `on.time_limit` become requests to stop after a step.
+    With `signals`, SIGTERM, SIGINT, SIGUSR1 and `on.time_limit` become requests to stop after a step.
     """
     with ExitStack() as stack:
         stack.enter_context(torch_settings(plan.placement))
         world = init_world(plan, launch)
         run = stack.enter_context(Run(folder, mode if world.first else "read"))
-        heard = Signals(partial(run.progress, "stopping", 0, 1))
+        limit = plan.placement.time_limit.seconds if signals and plan.placement.time_limit else None
+        heard = Signals(partial(run.progress, "stopping", 0, 1), limit)
         if signals:
             stack.enter_context(heard)
-        limit = plan.placement.time_limit
         requests = Requests(
             world,
             heard,
             save_seconds=plan.placement.save.seconds,
             report_seconds=plan.recipe.report.seconds,
-            most_seconds=limit.seconds if signals and limit else None,
+            most_seconds=limit,
         )
         session = Session(plan, world, run, requests, data_folder, quarantine)
         stack.callback(session.finish_writing)  # before another process may own the folder

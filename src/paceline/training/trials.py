@@ -31,6 +31,7 @@ from paceline.training.restore import restore_newest
 from paceline.training.save import save
 from paceline.training.session import Session, open_session
 from paceline.training.step import take_step
+from paceline.world import stand_by
 
 TRIAL_TIMEOUT = 1800.0
 """Seconds after which a trial counts as hung."""
@@ -47,8 +48,10 @@ class Outcome:
 class Trial:
     """A plan run for a few steps in a folder; it can be killed and resumed, on this or another plan."""
 
-    def __init__(self, folder: Path, data: Path | None, steps: int) -> None:
+    def __init__(self, folder: Path, data: Path | None, steps: int, processes: int | None = None) -> None:
         self._folder, self._data, self._steps = folder, data, steps
+        self._processes = processes
+        """How many processes are started, where that is more than there is work for."""
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["paceline.training.trials"])
 
@@ -97,8 +100,9 @@ class Trial:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         processes: list[BaseProcess] = []
-        for rank in range(plan.replicas):
-            launch = Launch(rank, plan.replicas, rank, plan.replicas, "127.0.0.1", port, store_is_there=False)
+        count = self._processes or plan.replicas
+        for rank in range(count):
+            launch = Launch(rank, count, rank, count, "127.0.0.1", port, store_is_there=False)
             arguments = (plan, launch, self._folder, self._data, task)
             processes.append(self._context.Process(target=_run, args=arguments, daemon=True))
         for process in processes:
@@ -116,7 +120,10 @@ def _wait_for(processes: list[BaseProcess]) -> None:
 
 
 def _run(plan: Plan, launch: Launch, folder: Path, data: Path | None, task: Callable[[Session], None]) -> None:
-    """One replica of a trial."""
+    """One replica of a trial, or a process that has no work."""
+    if launch.rank >= plan.replicas:
+        stand_by(plan, launch)
+        return
     with open_session(plan, folder, data_folder=data, launch=launch) as session:
         task(session)
 
