@@ -34,6 +34,8 @@ from paceline.planning import Plan
 from paceline.settings.placement import shared_keys
 
 T = TypeVar("T")
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+"""Signals that Paceline's own launcher hands on to the replicas."""
 _LEAVES_AFTER = 10.0
 """Seconds that a process without work has to leave, and leaves the replicas to end after a signal."""
 
@@ -299,6 +301,7 @@ def start_replicas(count: int, module_args: Sequence[str]) -> int:
         local_addr="127.0.0.1",
         max_restarts=0,
         monitor_interval=0.1,
+        signals_to_handle=",".join(number.name for number in _PASSED_ON),
         logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
     )
     try:
@@ -326,12 +329,10 @@ def start_replicas(count: int, module_args: Sequence[str]) -> int:
 def _launching(folder: Path) -> Iterator[None]:
     """Set this process up to launch replicas, and leave it as it was."""
     environment, level = dict(os.environ), logging.root.manager.disable
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-    previous = {number: signal.getsignal(number) for number in numbers}  # the launcher takes these over
+    previous = {number: signal.getsignal(number) for number in _PASSED_ON}  # the launcher takes these over
     logging.disable(logging.ERROR)  # the launcher's notes on signals and dead workers; ours are one line each
     os.environ[MESSAGES_FOLDER] = str(folder)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in numbers)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "60")  # time to finish the step and save
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
