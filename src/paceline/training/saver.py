@@ -96,7 +96,7 @@ class LeftOut:
     step: int
 
 
-Outcome = Written | LeftOut | BaseException
+Ending = Written | LeftOut | BaseException
 """What has become of a snapshot; Broken is that the disk did not take it."""
 
 
@@ -114,7 +114,7 @@ class Saver:
     fault: Broken | None = None
     """Why the checkpoint that was told of last is not on disk."""
     _waiting: deque[Snapshot] = field(default_factory=deque)
-    _ended: deque[Outcome] = field(default_factory=deque)
+    _ended: deque[Ending] = field(default_factory=deque)
     _thread: threading.Thread | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -133,7 +133,7 @@ class Saver:
                 self._thread = threading.Thread(target=self._work, name="checkpoints")
                 self._thread.start()
 
-    def ended(self) -> Iterator[Outcome]:
+    def ended(self) -> Iterator[Ending]:
         """What has become of snapshots since this was asked last."""
         while self._ended:
             yield self._ended.popleft()
