@@ -10,7 +10,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -110,7 +110,7 @@ class Run:
             if len(self._lines.waiting) == 1:
                 self.note(f"{fault}; training goes on, and its rows wait in memory", warning=True)
         for sink in self.sinks:
-            with suppress(*([Broken] if self.patient else [])):  # that the disk is full has been told
+            with suppress(Broken) if self.patient else nullcontext():  # that the disk is full has been told
                 sink.row(row)
         return row
 

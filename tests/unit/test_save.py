@@ -196,6 +196,21 @@ def test_of_what_waits_for_a_slow_disk_the_oldest_is_left_out_unless_the_end_nee
     assert note["text"].startswith("no checkpoint of step 2: the disk was still busy")
 
 
+def test_checkpoints_that_no_row_tells_of_yet_have_their_time_too(
+    tmp_path: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan("epochs=6", "on.keep_last=1", "on.keep_best=false", "on.keep_every=1 hour")
+    session = make_session(plan, tmp_path, "own")
+    hours = iter(range(0, 100, 2))
+    monkeypatch.setattr(save, "time", SimpleNamespace(time=lambda: 3600 * next(hours), perf_counter=lambda: 0.0))
+    for session.state.step in (1, 2, 3):
+        save.save(session)
+    disk.free.set()
+    save.finish_saving(session)
+    session.run.close()
+    assert checkpoint.saved_steps(session.run.checkpoints) == [1, 2, 3]
+
+
 def test_a_full_disk_is_told_at_each_attempt_and_refused_only_at_the_end(session: Session, disk: SlowDisk) -> None:
     disk.full = True
     disk.free.set()

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from paceline import checkpoint
 from paceline.errors import INTERRUPTED, Broken, UserError
 from paceline.job import Job
 from paceline.launch import MESSAGES_FOLDER
@@ -22,7 +23,7 @@ from paceline.training.loop import train
 from paceline.training.reports import run_speed
 from paceline.training.requests import Stopped
 from paceline.training.restore import restore_newest
-from paceline.training.save import finish_saving, saves_when_broken
+from paceline.training.save import finish_saving
 from paceline.training.session import Session, open_session
 from paceline.visible import plural
 
@@ -40,7 +41,8 @@ def train_run(job: Job, folder: Path, console: Console, command: list[str]) -> i
             raise fault from None
         except BaseException as fault:
             _write_failure(session, fault)
-            if isinstance(fault, Broken) and session.requests.urgent and saves_when_broken(job.plan):
+            saved = checkpoint.saved_steps(session.run.checkpoints)
+            if isinstance(fault, Broken) and session.requests.urgent and session.state.step in saved:
                 _tell_launcher(session)  # a replica that waited for images has left, and the first one has saved
             raise
 

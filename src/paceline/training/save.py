@@ -31,7 +31,7 @@ def save(session: Session) -> None:
 
 def open_saver(session: Session) -> Saver:
     """What writes the checkpoints of a session; those that the end averages are never left out."""
-    return Saver(partial(_write, session.run, session.plan), frozenset(session.plan.averaged_steps))
+    return Saver(partial(_write, session.run, session.plan, []), frozenset(session.plan.averaged_steps))
 
 
 def tell_saved(session: Session) -> None:
@@ -78,8 +78,11 @@ def tolerating_full_disk(run: Run) -> Iterator[None]:
         run.note(f"{fault}; training goes on", warning=True)
 
 
-def _write(run: Run, plan: Plan, snapshot: Snapshot) -> Written:
-    """Write a checkpoint, then remove those that need not stay."""
+def _write(run: Run, plan: Plan, rows: list[Row], snapshot: Snapshot) -> Written:
+    """Write a checkpoint, then remove those that need not stay.
+
+    `rows` are those of this start's checkpoints: the thread that trains may not have written them down yet.
+    """
     start = time.perf_counter()
     files = snapshot.files() | {checkpoint.RECIPE: dump(plan.recipe).encode()}
     checkpoint.write(run.checkpoints, snapshot.step, files)
@@ -92,21 +95,23 @@ def _write(run: Run, plan: Plan, snapshot: Snapshot) -> Written:
         "held_seconds": snapshot.seconds,
     }
     try:
-        _prune(run, plan, snapshot.step)
+        _prune(run, plan, rows, snapshot.step)
     except RunError as fault:
         return Written(row, fault)
     except OSError as fault:
         return Written(row, Broken(f"{fault.filename}: {fault.strerror}"))
+    finally:
+        rows.append({"kind": "checkpoint", **row})
     return Written(row)
 
 
-def _prune(run: Run, plan: Plan, step: int) -> None:
+def _prune(run: Run, plan: Plan, rows: list[Row], step: int) -> None:
     """Remove the checkpoints that need not stay beside the one that was just written.
 
     Later steps than this one are damaged, or this run would have continued from them: they stay until the run has
     saved the same step again, in case somebody can mend them.
     """
-    rows = run.judged_rows()
+    rows = run.judged_rows() + rows
     saved = checkpoint.saved_steps(run.checkpoints)
     earlier = [each for each in saved if each <= step]
     checkpoint.prune(run.checkpoints, to_keep(plan, earlier, rows) | (set(saved) - set(earlier)))
@@ -160,14 +165,9 @@ def saved_if_aborted(session: Session) -> Iterator[None]:
         _save_after(session, fault)
         raise
     except Broken as fault:
-        if saves_when_broken(session.plan):
+        if session.plan.replicas == 1 or session.plan.placement.device == "cpu":
             _save_after(session, fault)
         raise
-
-
-def saves_when_broken(plan: Plan) -> bool:
-    """Whether a step that another replica's end has cut off leaves the state as it was before it."""
-    return plan.replicas == 1 or plan.placement.device == "cpu"
 
 
 def _save_after(session: Session, fault: Exception) -> None:
