@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from paceline import checkpoint
-from paceline.errors import INTERRUPTED, Broken, UserError
+from paceline.errors import INTERRUPTED, Broken, ReadFailed, UserError
 from paceline.job import Job
 from paceline.launch import MESSAGES_FOLDER
 from paceline.planning import Plan
@@ -42,8 +42,8 @@ def train_run(job: Job, folder: Path, console: Console, command: list[str]) -> i
         except BaseException as fault:
             _write_failure(session, fault)
             saved = checkpoint.saved_steps(session.run.checkpoints)
-            if isinstance(fault, Broken) and session.requests.urgent and session.state.step in saved:
-                _tell_launcher(session)  # a replica that waited for images has left, and the first one has saved
+            if isinstance(fault, Broken | ReadFailed) and session.requests.urgent and session.state.step in saved:
+                _tell_launcher(session)  # this replica or another one waited for images and has left, saved
             raise
 
 
