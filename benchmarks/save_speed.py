@@ -78,8 +78,12 @@ def main() -> None:
     seconds = statistics.median(row["seconds"] for row in rows)
     print(f"a checkpoint takes {1000 * seconds:.0f} ms from the copy to the disk (median of {len(rows)})")
     print(f"a step takes {statistics.median(others):.0f} ms (worst {others[-1]:.0f}) where none is due before it")
+    copy = statistics.median(row["held_seconds"] for row in rows)
     held = statistics.median(behind) - statistics.median(others)
-    print(f"and {statistics.median(behind):.0f} ms (worst {max(behind):.0f}) behind one: held up for {held:.0f} ms")
+    print(
+        f"and {statistics.median(behind):.0f} ms (worst {max(behind):.0f}) behind one: held up for {held:.0f} ms, "
+        f"{1000 * copy:.0f} of them by the copy"
+    )
 
 
 if __name__ == "__main__":

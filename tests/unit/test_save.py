@@ -177,10 +177,11 @@ def test_training_goes_on_while_the_disk_is_busy_and_what_is_saved_is_the_state_
     assert [row["step"] for row in told(session, "checkpoint")] == [1, 2]
 
 
+@pytest.mark.parametrize("most", ["MOST_WAITING", "MOST_BYTES"])
 def test_of_what_waits_for_a_slow_disk_the_oldest_is_left_out_unless_the_end_needs_it(
-    session: Session, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+    session: Session, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch, most: str
 ) -> None:
-    monkeypatch.setattr(saver, "MOST_WAITING", 0)
+    monkeypatch.setattr(saver, most, 0)
     session.saver = save.open_saver(session)
     session.saver.needed = frozenset({3})
     for session.state.step in (1, 2, 3):

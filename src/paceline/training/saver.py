@@ -18,8 +18,8 @@ from paceline.errors import Broken, UserError
 from paceline.record import Row, json_text
 from paceline.training.state import State
 
-MOST_WAITING = 256 << 20
-"""Bytes of snapshots that may wait for the disk; one may always, however large it is."""
+MOST_WAITING, MOST_BYTES = 16, 256 << 20
+"""Snapshots that may wait for the disk, and bytes of them: a kill loses what waits. One may, however large it is."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Saver:
     def take(self, snapshot: Snapshot) -> None:
         """Have a snapshot written; if too much waits for the disk already, leave out the oldest that is not needed."""
         with self._changed:
-            while self._waiting and sum(each.bytes for each in (*self._waiting, snapshot)) > MOST_WAITING:
+            while self._is_full(snapshot.bytes):
                 spare = next((each for each in self._waiting if each.step not in self.needed), None)
                 if spare is None:
                     self._changed.wait()
@@ -132,6 +132,10 @@ class Saver:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="checkpoints")
                 self._thread.start()
+
+    def _is_full(self, more: int) -> bool:
+        size = more + sum(snapshot.bytes for snapshot in self._waiting)
+        return bool(self._waiting) and (len(self._waiting) >= MOST_WAITING or size > MOST_BYTES)
 
     def ended(self) -> Iterator[Ending]:
         """What has become of snapshots since this was asked last."""
