@@ -34,7 +34,7 @@ def run_verb(verb: str, job: Job, folder: Path, **arguments: Any) -> Any:
     if job.launch is not None and job.launch.rank >= job.plan.replicas:
         from paceline.world import stand_by
 
-        return stand_by(job.plan, job.launch)
+        sys.exit(stand_by(job.plan, job.launch))  # there is nothing that a command could show here
     if job.launch is not None or job.plan.replicas == 1:
         return _verbs()[verb](job, folder, **arguments)
     from paceline.world import start_replicas

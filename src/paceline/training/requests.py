@@ -44,6 +44,7 @@ class Signals:
         self._answer, self._most_seconds = answer, most_seconds
         self._asked_at = math.inf
         self._waits: tuple[float, Exception] | None = None
+        self._armed = False
         self._first_at = 0.0
         self._previous: dict[int, Any] = {}
 
@@ -57,7 +58,7 @@ class Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._previous:
+        if self._armed:  # another alarm is somebody else's
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number, previous in self._previous.items():
             signal.signal(number, previous or signal.SIG_DFL)  # None: not set from Python
@@ -98,6 +99,7 @@ class Signals:
             self._waits = None
             raise fault
         signal.setitimer(signal.ITIMER_REAL, left)
+        self._armed = True
 
 
 class _Exchange(NamedTuple):

@@ -22,7 +22,7 @@ MOST_WAITING, MOST_BYTES = 16, 256 << 20
 """Snapshots that may wait for the disk, and bytes of them: a kill loses what waits. One may, however large it is."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Snapshot:
     """What a checkpoint of a step holds, copied, so that training may go on."""
 
