@@ -35,6 +35,10 @@ class Broken(UserError):
     status = 1
 
 
+class NotSaved(UserError):
+    """The end of a run, or of this start, could not be saved: it goes on from what was saved before."""
+
+
 INTERRUPTED = 75
 """Exit status of a run that was asked to stop and saved itself: run the same command again to go on."""
 

@@ -8,6 +8,7 @@ import os
 import stat
 import tempfile
 import uuid
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -88,6 +89,21 @@ def append_line(path: Path, line: str) -> None:
         file.write(f"{start}{line}\n")
 
 
+class Appender:
+    """Appends lines to a file; what the disk does not take waits in memory, and goes before what comes next."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.waiting: deque[str] = deque()
+
+    def append(self, line: str) -> None:
+        """Append what waits and this line; where the disk refuses it, an OSError says so and the rest waits."""
+        self.waiting.append(line)
+        while self.waiting:
+            append_line(self.path, self.waiting[0])
+            self.waiting.popleft()
+
+
 def open_lock(path: Path) -> IO[str]:
     """A file to lock, made if need be; a pipe in its place would be waited for."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
@@ -102,6 +118,12 @@ def is_torn(path: Path) -> bool:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
         return file.read(1) not in (b"", b"\n")
+
+
+def cut_torn_line(path: Path) -> None:
+    """Cut off half a line that a kill left at the end of a file of rows."""
+    if not path.is_symlink() and is_torn(path):
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

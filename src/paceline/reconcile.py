@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import sys
 
 from paceline.errors import PlanError
 from paceline.facts import DataFacts, NetworkFacts
 from paceline.launch import Launch
+from paceline.layouts import (
+    best_micro_batch,
+    check_layout,
+    check_mixing,
+    divisors,
+    images_that_fit,
+    most_replicas_that_fit,
+)
 from paceline.lengths import check_lengths
 from paceline.machine import Machine
 from paceline.planning import Plan, norm_batch_of
@@ -36,32 +43,18 @@ def make_plan(
     assert data is not None
     _check_files(recipe, data, placement.data_on_device)
     _check_recipe(recipe, data, network)
-    plan = Plan(recipe, _resolve(recipe, placement, data, machine, network, launch), network, evaluates)
+    plan = Plan(recipe, _resolve(recipe, placement, data, machine, network, launch, evaluates), network, evaluates)
     check_lengths(plan)
     _check_blocks(plan)
     check_stages(plan)
     if not evaluates:
-        _check_layout(plan)
-        _check_mixing(plan)
+        check_layout(plan)
+        check_mixing(plan)
     if recipe.on_bad_step == "stop" and plan.placement.loss_scale == "dynamic":
         raise PlanError(
             "a dynamic loss scale finds its size by bad steps; write on_bad_step=skip, or a fixed on.loss_scale"
         )
     return plan
-
-
-def mixes(recipe: Recipe, micro_batch: int) -> bool:
-    """Whether micro-batches hold whole blocks of images that are mixed with each other."""
-    return not recipe.mix.active or micro_batch % recipe.mix.block == 0
-
-
-def fits(global_batch: int, norm_batch: int | None, replicas: int, micro_batch: int) -> bool:
-    """Whether micro-batches divide the step and norm groups fall inside them or across whole neighbors."""
-    if global_batch % micro_batch:
-        return False
-    if norm_batch is None or micro_batch % norm_batch == 0:
-        return True
-    return norm_batch % micro_batch == 0 and replicas % (norm_batch // micro_batch) == 0
 
 
 def _check_recipe(recipe: Recipe, data: Data, network: NetworkFacts) -> None:
@@ -100,7 +93,7 @@ def _check_recipe(recipe: Recipe, data: Data, network: NetworkFacts) -> None:
     if n is not None and n * network.last_side**2 < 2:
         raise PlanError("norm_batch 1 leaves the last norms one number for each channel; write a larger norm_batch")
     if n is not None and recipe.global_batch % n:
-        close = min(_divisors(recipe.global_batch), key=lambda d: (abs(d - n), d))
+        close = min(divisors(recipe.global_batch), key=lambda d: (abs(d - n), d))
         raise PlanError(
             f"norm_batch {n} does not divide global_batch {recipe.global_batch}; the nearest that does is {close}"
         )
@@ -168,7 +161,13 @@ def _check_blocks(plan: Plan) -> None:
 
 
 def _resolve(
-    recipe: Recipe, asked: Placement, data: Data, machine: Machine, network: NetworkFacts, launch: Launch | None
+    recipe: Recipe,
+    asked: Placement,
+    data: Data,
+    machine: Machine,
+    network: NetworkFacts,
+    launch: Launch | None,
+    evaluates: bool,
 ) -> ResolvedPlacement:
     """Decide every `auto` of a placement for this machine."""
     device = asked.device if asked.device != "auto" else "cuda" if machine.accelerators else "cpu"
@@ -183,10 +182,18 @@ def _resolve(
             f"on.fp16_accumulation sums products of float16 numbers on a CUDA device, and this is {precision} on "
             f"{device}; write on.precision=fp16 on.device=cuda, or leave it out"
         )
-    micro_batch = asked.micro_batch
-    if micro_batch == "auto":
-        room = _images_that_fit(device, precision, processes, machine, network)
-        micro_batch = best_micro_batch(recipe, norm_batch_of(recipe, network), replicas, room, asked.stages)
+    n, stages = norm_batch_of(recipe, network), asked.stages
+
+    def size_for(replicas: int) -> int:
+        """The micro-batch of so many replicas."""
+        if isinstance(asked.micro_batch, int):
+            return asked.micro_batch
+        room = images_that_fit(device, precision, replicas * stages, machine, network)
+        return best_micro_batch(recipe, n, replicas, room, stages)
+
+    if asked.replicas == "auto" and not evaluates:
+        replicas = most_replicas_that_fit(recipe.global_batch, n, replicas, stages, size_for)
+    micro_batch, processes = size_for(replicas), replicas * stages
     local_processes = launch.local_count if launch else processes
     cores = machine.cores if launch and machine.bound else max(1, machine.cores // local_processes)
     decided = {
@@ -321,67 +328,3 @@ def _loss_scale(asked: float | dict[str, float] | str, precision: str) -> float 
     if asked != "auto":
         return asked
     return "dynamic" if precision == "fp16" else 1.0
-
-
-def _images_that_fit(device: str, precision: str, processes: int, machine: Machine, network: NetworkFacts) -> int:
-    """A simple memory rule: activations and as much again to work with, beside weights, gradients and momentum."""
-    width = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}[precision]
-    # A plan for another machine's accelerators, with none here to look at, assumes 16 GiB each.
-    accelerator = machine.accelerator_memory or 16 << 30
-    memory = 0.8 * accelerator if device == "cuda" else 0.25 * machine.memory / processes
-    free = memory - 4 * max(4, width) * network.parameters
-    return max(1, int(free / (2 * width * max(1, network.activations))))
-
-
-def best_micro_batch(recipe: Recipe, norm_batch: int | None, replicas: int, room: int, stages: int) -> int:
-    """The size with the least work for the busiest replica, each forward pass counting as eight images more; in a
-    pipeline the last stage waits for the first micro-batch, and the first stage for the last one's gradients."""
-    global_batch = recipe.global_batch
-    fitting = [m for m in _divisors(global_batch) if fits(global_batch, norm_batch, replicas, m)]
-    fitting = [m for m in fitting if mixes(recipe, m)] or fitting
-    small = [m for m in fitting if m <= room] or fitting[:1]
-    return min(small, key=lambda m: ((math.ceil(global_batch / m / replicas) + stages - 1) * (m + 8), -m))
-
-
-def _check_layout(plan: Plan) -> None:
-    G, n, R, m = plan.global_batch, plan.norm_batch, plan.replicas, plan.micro_batch  # noqa: N806 - the design's letters
-    if fits(G, n, R, m):
-        return
-    fitting = [d for d in _divisors(G) if fits(G, n, R, d)]
-    close = min(fitting, key=lambda d: (abs(d - m), -d))
-    if G % m:
-        raise PlanError(
-            f"on.micro_batch {m} does not divide global_batch {G}; the nearest that fits is on.micro_batch={close}"
-        )
-    assert n is not None
-    if n % m:
-        raise PlanError(
-            f"norm_batch {n} and on.micro_batch {m} do not divide each other, so a norm group would be cut; "
-            f"the nearest that fits is on.micro_batch={close}"
-        )
-    raise PlanError(
-        f"norm_batch {n} spans {n // m} replicas of on.micro_batch {m}, which do not divide on.replicas {R}; "
-        f"write on.replicas={n // m} or on.micro_batch={close}"
-    )
-
-
-def _check_mixing(plan: Plan) -> None:
-    G, n, R, m, mix = plan.global_batch, plan.norm_batch, plan.replicas, plan.micro_batch, plan.recipe.mix  # noqa: N806
-    if mix.switch_probability is not None and (mix.cutmix is None or not mix.mixup):
-        raise PlanError("mix.switch_probability chooses between mixup and cutmix; write both, or leave it out")
-    if mixes(plan.recipe, m):
-        return
-    fitting = [d for d in _divisors(G) if fits(G, n, R, d) and mixes(plan.recipe, d)]
-    blocks = [d for d in _divisors(m) if d > 1]
-    if fitting:
-        remedy = f"the nearest that fits is on.micro_batch={min(fitting, key=lambda d: (abs(d - m), d))}"
-    elif blocks:
-        remedy = f"no micro-batch of this recipe fits; write mix.block={min(blocks, key=lambda d: abs(d - mix.block))}"
-    else:
-        remedy = "no micro-batch of this recipe fits"
-    raise PlanError(f"mix.block {mix.block} does not divide on.micro_batch {m}, which parts neighbors; {remedy}")
-
-
-def _divisors(number: int) -> list[int]:
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})

@@ -8,6 +8,8 @@ import math
 import os
 import platform
 import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import IO, Any, Literal, Protocol
 
 from paceline import __version__, checkpoint
 from paceline.errors import Broken, RunError
-from paceline.files import append_line, disk_faults, is_torn, open_lock, read_rows, read_whole, write_whole
+from paceline.files import Appender, cut_torn_line, disk_faults, open_lock, read_rows, read_whole, write_whole
 from paceline.machine import Machine, processor_name, source_commit
 from paceline.planning import Plan
 from paceline.settings.build import build
@@ -74,6 +76,9 @@ class Run:
         self.folder, self.mode = folder, mode
         self.checkpoints = folder / "checkpoints"
         self.sinks: list[Sink] = []
+        self.patient = False
+        """Whether rows that the disk does not take wait in memory, so that a full one does not end the training."""
+        self._lines = Appender(folder / RECORD)
         self._lock: IO[str] | None = None
         if mode == "own":
             self._take()
@@ -94,11 +99,18 @@ class Run:
     def write(self, kind: str, **values: Any) -> Row:
         """Append a row to the record and hand it to the sinks; its numbers stay as they are, finite or not."""
         row = {"kind": kind, **values}
-        if self.writes:
-            path = self.folder / RECORD
-            with disk_faults(Broken, path, "cannot be written", INTACT):
-                append_line(path, json_text(row))  # only the owner may cut off what a kill left
-            for sink in self.sinks:
+        if not self.writes:
+            return row
+        try:
+            with disk_faults(Broken, self._lines.path, "cannot be written", INTACT):
+                self._lines.append(json_text(row))  # only the owner may cut off what a kill left
+        except Broken as fault:
+            if not self.patient:
+                raise
+            if len(self._lines.waiting) == 1:
+                self.note(f"{fault}; training goes on, and its rows wait in memory", warning=True)
+        for sink in self.sinks:
+            with suppress(Broken) if self.patient else nullcontext():  # that the disk is full has been told
                 sink.row(row)
         return row
 
@@ -112,8 +124,16 @@ class Run:
             sink.progress(what, done, total)
 
     def rows(self) -> list[Row]:
-        """Every row of the record so far."""
-        return rows_of(self.folder)
+        """Every row of the record so far, those that wait for the disk included."""
+        return self._with_waiting(rows_of)
+
+    def judged_rows(self) -> list[Row]:
+        """Every row so far that tells of a validation, wherever it was made."""
+        return self._with_waiting(judged_rows)
+
+    def _with_waiting(self, read: Callable[[Path], list[Row]]) -> list[Row]:
+        waiting = self._lines.waiting.copy()  # before the file is read: a row may get there meanwhile
+        return read(self.folder) + [json.loads(line) for line in waiting]
 
     def try_own(self) -> bool:
         """Own the folder from now on, unless somebody trains in it."""
@@ -229,12 +249,6 @@ def best_step(rows: list[Row], steps: list[int], stop: Stop) -> int | None:
         if value is not None and (best is None or stop.is_better(value, best[stop.metric])):
             best = row
     return None if best is None else int(best["step"])
-
-
-def cut_torn_line(path: Path) -> None:
-    """Cut off half a line that a kill left at the end of a file of rows."""
-    if not path.is_symlink() and is_torn(path):
-        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def store_plan(

@@ -33,9 +33,15 @@ def run_verb(verb: str, job: Job, folder: Path, **arguments: Any) -> Any:
     `arguments` are the verb's own, as JSON has them.
     """
     check_torch_build(job.plan.placement.device)
+    if job.launch is not None and job.launch.rank >= job.plan.processes:
+        from paceline.data.index.fingerprint import data_digest
+        from paceline.world import stand_by
+
+        # There is nothing that a command could show here.
+        sys.exit(stand_by(job.plan, job.launch, data_digest(job.plan.data, job.data_folder)))
     if job.launch is not None or job.plan.processes == 1:
         return _verbs()[verb](job, folder, **arguments)
-    from paceline.world import start_replicas
+    from paceline.elastic import start_replicas
 
     placement = json.loads(job.asked.model_dump_json())
     with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import json
-import logging
 import os
 import pickle
 import platform
 import re
-import shutil
 import signal
 import sys
-import tempfile
-import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -35,6 +30,8 @@ from paceline.machine import NO_CUDA
 from paceline.planning import Plan
 
 T = TypeVar("T")
+_LEAVES_AFTER = 10.0
+"""Seconds that a process without work has to leave, and leaves the replicas to end after a signal."""
 
 
 @dataclass
@@ -51,6 +48,8 @@ class World:
     timeout: timedelta | None = None
     host_group: Any = None
     """All processes over gloo, for small messages that must not wait for the device."""
+    spare: int = 0
+    """How many processes more a launcher has started, which wait for the end."""
     stage: int = 0
     stages: int = 1
     replica_group: Any = None
@@ -190,6 +189,11 @@ class World:
 
     def close(self) -> None:
         """Leave the process group."""
+        if self.first and self.spare:
+            self.store.set("ended", "")
+            with suppress(RuntimeError):  # one that has gone already
+                ranks = range(self.processes, self.processes + self.spare)
+                self.store.wait([f"left/{rank}" for rank in ranks], timedelta(seconds=_LEAVES_AFTER))
         if self.processes > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -254,10 +258,9 @@ def init_world(plan: Plan, launch: Launch | None, data_digest: str = "") -> Worl
 
     They must have the same code, settings and images; `data_digest` stands for the latter.
     """
-    if os.environ.get(MESSAGES_FOLDER):
-        _die_with_parent()
+    _die_with_launcher()
     kind = plan.placement.device
-    _check_device(kind)
+    check_device(kind)
     device = torch.device(kind)
     if kind == "cuda":
         # A launcher may show each process its own accelerator only.
@@ -267,11 +270,36 @@ def init_world(plan: Plan, launch: Launch | None, data_digest: str = "") -> Worl
         return World(device)
     timeout = timedelta(seconds=plan.placement.timeout)
     store = _rendezvous(launch, timeout, agreement(plan, data_digest))
+    spare = launch.count - plan.processes
+    if plan.processes == 1:
+        return World(device, store=store, timeout=timeout, spare=spare)
     backend = "nccl" if kind == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=launch.rank, world_size=launch.count, timeout=timeout)
+    dist.init_process_group(backend, store=store, rank=launch.rank, world_size=plan.processes, timeout=timeout)
     host_group = dist.new_group(backend="gloo", timeout=timeout)
-    world = World(device, launch.rank, launch.count, store, timeout, host_group)
+    world = World(device, launch.rank, plan.processes, store, timeout, host_group, spare)
     return world if plan.stages == 1 else _staged(world, plan.stages)
+
+
+def stand_by(plan: Plan, launch: Launch, data_digest: str) -> int:
+    """Wait until the replicas have ended, in a process that the plan has no work for; gives the exit status.
+
+    It stays, so that its launcher can start all of them again. A signal is for the replicas, which save: this process
+    only leaves if they have not ended some seconds later.
+    """
+    _die_with_launcher()
+    heard: list[float] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, lambda *_: heard.append(time.monotonic()))
+    store = _rendezvous(launch, timedelta(seconds=plan.placement.timeout), agreement(plan, data_digest))
+    try:
+        while not store.check(["ended"]):
+            if heard and time.monotonic() > heard[0] + _LEAVES_AFTER:
+                return INTERRUPTED
+            time.sleep(0.2)
+        store.set(f"left/{launch.rank}", "")
+    except (RuntimeError, dist.DistError):
+        raise Broken("the replicas are gone; what was saved is whole") from None
+    return 0
 
 
 def _staged(world: World, stages: int) -> World:
@@ -285,42 +313,6 @@ def _staged(world: World, stages: int) -> World:
         world, replica=replica, replicas=world.replicas // stages, stage=stage, stages=stages,
         replica_group=mine[stage], stage_group=mine[stages + replica],
     )  # fmt: skip
-
-
-class Rehearsal(World):
-    """A world whose other replicas are played, and which counts what this one sends.
-
-    They send what this one does: sums stay as they are, and every row of a gather is this one's.
-    """
-
-    sent: dict[tuple[str, int, str, str], tuple[int, int]]
-    """Of each kind of collective: how often it was called, and the bytes that this replica gave to it."""
-
-    def checked(self, collective: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        for tensor in [each for each in arguments if isinstance(each, Tensor)]:
-            group = options.get("group")
-            place = "host" if group is not None and group is self.host_group else "device"
-            among = dist.get_world_size(group)
-            key = (collective.__name__, among, place, str(tensor.dtype).removeprefix("torch."))
-            calls, size = self.sent.get(key, (0, 0))
-            self.sent[key] = calls + 1, size + tensor.nbytes
-        return super().checked(collective, *arguments, **options)
-
-
-@contextmanager
-def rehearsal_world(plan: Plan, rank: int) -> Iterator[Rehearsal]:
-    """A place among all replicas of a plan in this process alone, on torch's fake process group."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415 - slow to import
-
-    _check_device(plan.placement.device)
-    device = torch.device("cuda", 0) if plan.placement.device == "cuda" else torch.device(plan.placement.device)
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=plan.replicas)
-    try:
-        world = Rehearsal(device, rank, plan.replicas, timeout=None, host_group=dist.new_group(backend="fake"))
-        world.sent = {}
-        yield world
-    finally:
-        dist.destroy_process_group()
 
 
 def _rendezvous(launch: Launch, timeout: timedelta, facts: dict[str, str]) -> Any:
@@ -362,86 +354,16 @@ def _this_host() -> str:
     return f"{platform.node()} {processes.readlink() if processes.is_symlink() else ''}"
 
 
-def _check_device(kind: str) -> None:
+def check_device(kind: str) -> None:
+    """Refuse a kind of device that torch does not have here."""
     if kind == "cuda" and not torch.cuda.is_available():
         raise PlanError(NO_CUDA)
     if kind == "mps" and not torch.backends.mps.is_available():
         raise PlanError("torch cannot use an Apple GPU here; write on.device=cpu")
 
 
-def _die_with_parent() -> None:
-    """A replica whose launcher was killed must not train on alone (Linux)."""
-    if sys.platform == "linux":
+def _die_with_launcher() -> None:
+    """A replica whose launcher, torchrun or Paceline's own, was killed must not train on alone, nor keep the run folder
+    from those that come after it (Linux)."""
+    if sys.platform == "linux" and (os.environ.get(MESSAGES_FOLDER) or "TORCHELASTIC_RUN_ID" in os.environ):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-
-
-def start_replicas(count: int, module_args: Sequence[str]) -> int:
-    """Run `python -m MODULE_ARGS` in `count` processes under torch's elastic launcher, and return the exit status."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: PLC0415 - slow to import
-    from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: PLC0415
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415
-
-    folder = Path(tempfile.mkdtemp(prefix="paceline-"))
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
-    )
-    try:
-        with _launching(folder):
-            elastic_launch(config, sys.executable)("-P", "-m", *module_args)  # -P: not from the user's folder
-        return INTERRUPTED if (folder / "interrupted").exists() else 0
-    except SignalException:
-        if (folder / "interrupted").exists():
-            return INTERRUPTED
-        raise Broken("stopped by a signal before the replicas could save; what was saved before is whole") from None
-    except ChildFailedError as fault:
-        rank, failure = fault.get_first_failure()
-        if failure.exitcode < 0:
-            name = signal.Signals(-failure.exitcode).name
-            raise Broken(
-                f"replica {rank} was killed by {name}; the others were stopped, and what was saved is whole"
-            ) from None
-        messages = [path.read_text() for path in (folder / str(rank), folder / "0") if path.is_file()]
-        raise _ReplicaFailed(messages[0] if messages else f"replica {rank} failed", failure.exitcode) from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _launching(folder: Path) -> Iterator[None]:
-    """Set this process up to launch replicas, and leave it as it was."""
-    environment, level = dict(os.environ), logging.root.manager.disable
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    previous = {number: signal.getsignal(number) for number in numbers}  # the launcher takes these over
-    logging.disable(logging.ERROR)  # the launcher's notes on signals and dead workers; ours are one line each
-    os.environ[MESSAGES_FOLDER] = str(folder)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "60")  # time to finish the step and save
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    try:
-        yield
-    finally:
-        logging.disable(level)
-        os.environ.clear()
-        os.environ.update(environment)
-        if threading.current_thread() is threading.main_thread():
-            for number, action in previous.items():
-                signal.signal(number, action or signal.SIG_DFL)
-
-
-class _ReplicaFailed(Broken):
-    """What a replica said before it ended, with its exit status."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status

@@ -13,6 +13,7 @@ import pytest
 from conftest import SMALL, Paceline, environment
 from folders_made import put
 from paceline.checkpoint import saved_steps
+from paceline.record import rows_of
 
 FAULTS = [
     (["plan", "cifar10/resnet21"], "no recipe is named 'cifar10/resnet21'; did you mean 'cifar10/resnet20'?"),
@@ -229,7 +230,7 @@ def test_a_full_disk_ends_in_one_line_and_keeps_what_was_saved(paceline: Pacelin
     assert 2 in saved_steps(tmp_path / "full/checkpoints")
 
 
-def test_a_checkpoint_that_does_not_fit_the_disk_leaves_the_older_ones_whole(
+def test_a_checkpoint_that_does_not_fit_the_disk_is_told_at_each_attempt_and_training_goes_on(
     paceline: Paceline, tmp_path: Path
 ) -> None:
     (tmp_path / "small.yaml").write_text(SMALL)
@@ -239,9 +240,11 @@ def test_a_checkpoint_that_does_not_fit_the_disk_leaves_the_older_ones_whole(
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
     done = paceline(*words, preexec_fn=limit)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.count("\n") == 1, done.stderr
-    assert "the checkpoint cannot be written: File too large" in done.stderr
+    assert "step-000000006: the checkpoint cannot be written: File too large; make room, and run" in done.stderr
+    assert done.stdout.count("the checkpoint cannot be written: File too large; training goes on") == 3
+    rows = rows_of(tmp_path / "run")
+    assert [row["step"] for row in rows if row["kind"] == "report"] == [1, 2, 3, 4, 5, 6]
+    assert rows[-1]["kind"] == "failed"
     assert not list((tmp_path / "run/checkpoints").glob("*"))
-    assert paceline(*words).returncode == 0
-    assert saved_steps(tmp_path / "run/checkpoints")[-1] == 6

@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from conftest import make_recipe
+from paceline import layouts
 from paceline import reconcile as planning
 from paceline.errors import PlanError
 from paceline.facts import NetworkFacts
@@ -67,7 +68,7 @@ def test_what_fits_is_what_can_be_laid_out(data: st.DataObject, batch: int, repl
     norm_batch = data.draw(st.one_of(st.none(), a_divisor_of(batch)))
     for micro_batch in range(1, batch + 1):
         expected = lies_well(batch, norm_batch, replicas, micro_batch)
-        assert planning.fits(batch, norm_batch, replicas, micro_batch) == expected
+        assert layouts.fits(batch, norm_batch, replicas, micro_batch) == expected
 
 
 @SETTINGS
@@ -82,7 +83,7 @@ def test_every_refusal_names_a_placement_that_is_then_accepted(
     data: st.DataObject, batch: int, replicas: int, micro_batch: int, norm: bool
 ) -> None:
     norm_batch = data.draw(a_divisor_of(batch)) if norm else None
-    assume(not planning.fits(batch, norm_batch or batch, replicas, micro_batch))
+    assume(not layouts.fits(batch, norm_batch or batch, replicas, micro_batch))
     recipe = recipe_of(global_batch=batch, norm_batch=norm_batch)
     with pytest.raises(PlanError) as caught:
         plan_of(recipe, replicas=replicas, micro_batch=micro_batch)
@@ -114,7 +115,7 @@ def test_auto_always_finds_a_micro_batch_and_never_works_longer_than_another_wou
     plan = plan_of(recipe_of(global_batch=batch, norm_batch=norm_batch), replicas=replicas)
     images = plan.rounds * plan.micro_batch
     for other in range(1, batch + 1):
-        if planning.fits(batch, norm_batch or batch, replicas, other):
+        if layouts.fits(batch, norm_batch or batch, replicas, other):
             passes = -(-batch // other // replicas)
             assert images <= passes * other or plan.rounds < passes
 

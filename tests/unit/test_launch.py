@@ -209,7 +209,7 @@ def test_the_memory_of_a_container_is_its_limit(
 
 
 def test_launching_leaves_this_process_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from paceline.world import start_replicas
+    from paceline.elastic import start_replicas
 
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "tell.py").write_text("import os, pathlib, sys\npathlib.Path(sys.argv[1] + os.environ['RANK']).touch()")

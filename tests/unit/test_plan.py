@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from conftest import SMALL, make_plan, make_recipe
+from paceline import layouts
 from paceline import reconcile as planning
 from paceline.errors import PlanError, UserError
 from paceline.facts import NetworkFacts
@@ -326,7 +327,7 @@ def test_an_evaluation_batch_is_bounded_by_the_validation_images() -> None:
 
 def test_the_same_recipe_has_the_same_numbers_on_every_placement() -> None:
     plans = [
-        decide(micro_batch=m, replicas=r) for m, r in ((16, 1), (4, 1), (4, 3), (2, 2)) if planning.fits(16, 4, r, m)
+        decide(micro_batch=m, replicas=r) for m, r in ((16, 1), (4, 1), (4, 3), (2, 2)) if layouts.fits(16, 4, r, m)
     ]
     assert len(plans) == 4
     assert len({(p.steps, p.warm_steps, p.peak_lr, p.norm_total, p.epoch_images) for p in plans}) == 1

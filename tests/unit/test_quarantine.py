@@ -130,3 +130,10 @@ def test_images_of_an_earlier_start_count_until_they_are_mended(folder: Path, tm
     with pytest.raises(DataError, match=r"with it 4 images cannot be decoded, and data\.max_bad allows 3"):
         replicas[0].add(parts["training"], 1, "it is empty", is_bad)
     assert len(quarantined(tmp_path)) == 5
+
+
+def test_a_full_disk_costs_the_list_and_not_the_training(tars: Path, tmp_path: Path) -> None:
+    part, bad = opened(tars)[0], Quarantine.of(tmp_path, 20)
+    (tmp_path / QUARANTINE).symlink_to("/dev/full")
+    bad.add(part, 4, "it is cut short")
+    assert len(bad) == 1

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.training.requests import LAG, Requests, Signals
+from paceline.errors import ReadFailed
+from paceline.training.requests import LAG, Requests, Signals, Stopped
 from paceline.world import Work, World
 
 
@@ -48,6 +49,38 @@ def test_a_start_stops_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> N
     signals.stop = True
     assert requests.urgent
     assert not requests.out_of_time  # a signal is why it stops
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_leaves_what_waits_for_images_that_never_come(number: signal.Signals) -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with Signals() as signals:
+        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+        with pytest.raises(Stopped), signals.abandoning(0.0, Stopped()):
+            threading.Event().wait()
+        assert signals.stop
+        with pytest.raises(Stopped), signals.abandoning(0.01, Stopped()):  # it was asked before it began to wait
+            threading.Event().wait()
+    assert signal.getsignal(signal.SIGALRM) == before
+
+
+def test_a_time_limit_leaves_what_waits_and_nothing_else() -> None:
+    with Signals(most_seconds=0.01) as signals:
+        with signals.abandoning(60.0, Stopped()):
+            pass
+        with pytest.raises(Stopped), signals.abandoning(0.0, Stopped()):
+            threading.Event().wait()
+        assert not signals.stop
+        assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+def test_one_of_several_replicas_that_waits_says_why_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.training.requests.PATIENCE", 0.01)
+    with Signals() as signals:
+        requests = Requests(World(torch.device("cpu"), replicas=2), signals)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(ReadFailed, match="the images of the next step did not come"), requests.waiting():
+            threading.Event().wait()
 
 
 def test_other_threads_leave_signals_alone() -> None:

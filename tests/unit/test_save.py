@@ -1,18 +1,26 @@
-"""Which checkpoints stay: the newest few, the best judged one, one of each stretch, and always the one just written."""
+"""Which checkpoints stay, and that training goes on while they are written, or cannot be."""
 
 from __future__ import annotations
 
+import errno
+import threading
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load
 
 from conftest import make_plan, make_session, validation_row
 from paceline import checkpoint
-from paceline.record import Row
-from paceline.training import save
+from paceline.errors import Broken, NotSaved
+from paceline.record import Row, Run, rows_of
+from paceline.training import save, saver
+from paceline.training.saver import Snapshot
+from paceline.training.session import Session
 
 SAVED = [0, 6, 12, 18, 24, 30, 36]
 
@@ -73,7 +81,7 @@ def test_the_newest_the_best_and_one_of_each_stretch_stay(
 @pytest.fixture
 def state(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A state that is nothing but a step."""
-    monkeypatch.setattr(save, "to_files", lambda state: {"state.json": str(state.step).encode()})
+    monkeypatch.setattr(save, "take_snapshot", lambda state: Snapshot(state.step, {}, {"step": state.step}, None, 0.0))
     return SimpleNamespace(step=0, gathered=lambda keep: nullcontext())
 
 
@@ -82,6 +90,7 @@ def test_saving_writes_the_step_and_prunes_the_rest(tmp_path: Path, state: Any) 
     session = make_session(plan, tmp_path, "own", state=state)
     for state.step in (0, 6, 12, 18):
         save.save(session)
+    save.finish_saving(session)
     assert checkpoint.saved_steps(session.run.checkpoints) == [12, 18]
     assert [row["step"] for row in session.run.rows() if row["kind"] == "checkpoint"] == [0, 6, 12, 18]
     session.run.close()
@@ -105,7 +114,159 @@ def test_what_was_just_saved_stays_beside_damaged_checkpoints_of_later_steps(
         (run.checkpoints / checkpoint.name_of(step) / "state.json").write_bytes(b"damaged")
     state.step = 15
     save.save(session)
+    save.finish_saving(session)
     run.close()
     newest = checkpoint.newest_intact(run.checkpoints, lambda _: None)
     assert newest is not None
     assert newest[0] == 15
+
+
+class SlowDisk:
+    """Writes a checkpoint once it is let, and can be full."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free, self.begun, self.full = threading.Event(), threading.Event(), False
+        self._write = checkpoint.write
+        monkeypatch.setattr(checkpoint, "write", self.write)
+
+    def write(self, folder: Path, step: int, files: checkpoint.CheckpointFiles) -> Path:
+        self.begun.set()
+        assert self.free.wait(60)
+        if self.full:
+            raise Broken(f"step {step}: the checkpoint cannot be written: No space left on device")
+        return self._write(folder, step, files)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
+    disk = SlowDisk(monkeypatch)
+    yield disk
+    disk.free.set()
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    session = make_session(make_plan("epochs=6", "on.keep_last=9"), tmp_path, "own")
+    session.run.patient = True
+    yield session
+    session.finish_writing()
+    session.run.close()
+
+
+def told(session: Session, kind: str) -> list[Row]:
+    return [row for row in session.run.rows() if row["kind"] == kind]
+
+
+def test_training_goes_on_while_the_disk_is_busy_and_what_is_saved_is_the_state_of_its_step(
+    session: Session, disk: SlowDisk
+) -> None:
+    parameter = next(iter(session.state.network.module.parameters()))
+    name = next(iter(dict(session.state.network.module.named_parameters())))
+    for session.state.step in (1, 2):
+        with torch.no_grad():
+            parameter.fill_(session.state.step)
+        save.save(session)  # comes back though nothing can be written yet
+    with torch.no_grad():
+        parameter.fill_(3)
+    assert disk.begun.wait(60)
+    assert not told(session, "checkpoint")  # a row says what is on disk
+    disk.free.set()
+    save.finish_saving(session)
+    for step in (1, 2):
+        files = checkpoint.read(session.run.checkpoints / checkpoint.name_of(step))
+        assert (load(files[checkpoint.NETWORK])[name] == step).all()
+    assert [row["step"] for row in told(session, "checkpoint")] == [1, 2]
+
+
+@pytest.mark.parametrize("most", ["MOST_WAITING", "MOST_BYTES"])
+def test_of_what_waits_for_a_slow_disk_the_oldest_is_left_out_unless_the_end_needs_it(
+    session: Session, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch, most: str
+) -> None:
+    monkeypatch.setattr(saver, most, 0)
+    session.saver = save.open_saver(session)
+    session.saver.needed = frozenset({3})
+    for session.state.step in (1, 2, 3):
+        save.save(session)
+        assert disk.begun.wait(60)
+    later = threading.Thread(target=session.saver.take, args=(saver.take_snapshot(session.state),))
+    later.start()  # waits, since nothing that waits can be spared
+    disk.free.set()
+    later.join(60)
+    save.finish_saving(session)
+    assert [row["step"] for row in told(session, "checkpoint")] == [1, 3, 3]
+    (note,) = told(session, "note")
+    assert note["text"].startswith("no checkpoint of step 2: the disk was still busy")
+
+
+def test_checkpoints_that_no_row_tells_of_yet_have_their_time_too(
+    tmp_path: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan("epochs=6", "on.keep_last=1", "on.keep_best=false", "on.keep_every=1 hour")
+    session = make_session(plan, tmp_path, "own")
+    hours = iter(range(0, 100, 2))
+    monkeypatch.setattr(save, "time", SimpleNamespace(time=lambda: 3600 * next(hours), perf_counter=lambda: 0.0))
+    for session.state.step in (1, 2, 3):
+        save.save(session)
+    disk.free.set()
+    save.finish_saving(session)
+    session.run.close()
+    assert checkpoint.saved_steps(session.run.checkpoints) == [1, 2, 3]
+
+
+def test_a_full_disk_is_told_at_each_attempt_and_refused_only_at_the_end(session: Session, disk: SlowDisk) -> None:
+    disk.full = True
+    disk.free.set()
+    for session.state.step in (1, 2):
+        save.save(session)
+    with pytest.raises(NotSaved, match=r"step 2: the checkpoint cannot be written: .*; make room, and run the same"):
+        save.finish_saving(session)
+    assert [row["text"].partition(":")[0] for row in told(session, "note")] == ["step 1", "step 2"]
+    disk.full = False
+    save.save(session)
+    save.finish_saving(session)
+    assert [row["step"] for row in told(session, "checkpoint")] == [2]
+
+
+def test_a_fault_of_the_program_in_the_writing_thread_ends_the_training(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save, "to_keep", lambda *_: 1 / 0)
+    save.save(session)
+    with pytest.raises(ZeroDivisionError):
+        save.finish_saving(session)
+
+
+def test_an_aborted_step_that_cannot_be_saved_says_both(session: Session, disk: SlowDisk) -> None:
+    disk.full = True
+    disk.free.set()
+    both = "replica 1 stopped answering; step 0: the checkpoint cannot be written"
+    with pytest.raises(NotSaved, match=both), save.saved_if_aborted(session):
+        raise Broken("replica 1 stopped answering")
+
+
+def test_rows_wait_in_memory_for_a_full_disk_and_are_told_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Run(tmp_path, "own") as run:
+        shown: list[Row] = []
+        run.sinks = [SimpleNamespace(row=shown.append, progress=lambda *_: None)]
+        run.patient = True
+        append, full = "paceline.files.append_line", OSError(errno.ENOSPC, "No space left on device")
+
+        def refuse(*_: object) -> None:
+            raise full
+
+        with monkeypatch.context() as patch:
+            patch.setattr(append, refuse)
+            for step in (1, 2):
+                run.write("report", step=step)
+            assert rows_of(tmp_path) == []
+            assert [row["kind"] for row in run.rows()] == ["report", "note", "report"]
+        run.write("report", step=3)
+        assert [row["kind"] for row in rows_of(tmp_path)] == ["report", "note", "report", "report"]
+        assert [row["kind"] for row in shown] == ["note", "report", "report", "report"]
+        assert "No space left on device" in shown[0]["text"]
+        run.patient = False
+        monkeypatch.setattr(append, refuse)
+        with pytest.raises(Broken, match="No space left"):
+            run.write("end", step=3)

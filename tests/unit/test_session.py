@@ -165,7 +165,7 @@ def test_a_run_without_validations_trains_the_same_weights(tmp_path: Path, sessi
         session.requests = Requests(session.world, report_seconds=0)
         assert train(session)
     judged, never = sessions
-    assert [row["kind"] for row in never.run.rows()] == ["checkpoint", *["report"] * 4, "checkpoint"]
+    assert sorted(row["kind"] for row in never.run.rows()) == ["checkpoint"] * 2 + ["report"] * 4
     assert sum(row["kind"] == "validation" for row in judged.run.rows()) == 4
     losses = [[row["loss"] for row in one.run.rows() if row["kind"] == "report"] for one in sessions]
     assert losses[0] == losses[1]

@@ -14,7 +14,7 @@ from paceline.errors import Broken, DataError, ReadFailed
 from paceline.planning import Plan
 from paceline.training.requests import Stopped
 from paceline.training.restore import restore_newest
-from paceline.training.save import save, saved_if_aborted
+from paceline.training.save import finish_saving, save, saved_if_aborted
 from paceline.training.session import Session
 from paceline.training.state import compare_replicas
 from paceline.training.step import take_step
@@ -48,6 +48,7 @@ def saved(folder: Path, steps: int, *words: str) -> checkpoint.CheckpointFiles:
             take_step(session, next(batches))
         compare_replicas(session.world, session.state)
         save(session)
+        finish_saving(session)
 
     on_replicas(make_plan("on.precision=fp64", *ADAM, *words), folder, work)
     newest = max(checkpoint.saved_steps(folder / "checkpoints"))

@@ -10,7 +10,7 @@ import torch
 
 from conftest import make_recipe
 from paceline.command.verify import ENOUGH, FIRST_LOSS_LIMIT, LIMIT, STEP_COLUMNS, choose_layouts, judge, shrink
-from paceline.reconcile import fits
+from paceline.layouts import fits
 from paceline.settings import shipped
 from paceline.settings.build import build
 from paceline.settings.data import Made

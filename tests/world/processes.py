@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from conftest import SMALL, environment
@@ -18,10 +18,10 @@ from paceline import checkpoint
 class Training:
     """A `paceline` process that trains in the background."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, program: Sequence[str] = (sys.executable, "-m", "paceline")) -> None:
         self.run = folder / "run"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "paceline", *words], cwd=folder, env=environment(),
+            [*program, *words], cwd=folder, env=environment(),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 

@@ -14,10 +14,11 @@ from paceline.command.tables import show_facts, show_line, show_rows
 from paceline.errors import PlanError, SpecError
 from paceline.job import Job, ask, make_job, read_placement
 from paceline.launch import Launch
+from paceline.layouts import best_micro_batch
 from paceline.model import tables
 from paceline.model.norm_tables import NORMS
 from paceline.planning import Plan, norm_batch_of
-from paceline.reconcile import best_micro_batch, make_plan
+from paceline.reconcile import make_plan
 from paceline.record import json_text
 from paceline.scaling import Cluster, Link, StepTime, Traffic, step_time, traffic
 from paceline.settings.configurations import placement_of

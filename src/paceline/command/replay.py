@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from paceline.command.tables import show_facts
 from paceline.errors import RunError, SpecError
 from paceline.job import WHOLE, Job, stored_job
+from paceline.layouts import fits
 from paceline.progress import notify, progress_bar
-from paceline.reconcile import fits
 from paceline.record import rows_of
 from paceline.visible import one_line, plural
 

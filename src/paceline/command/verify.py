@@ -18,9 +18,9 @@ from rich.table import Table
 from paceline.data.index import locate
 from paceline.errors import PlanError, SpecError
 from paceline.job import Job, plan_job, read_recipe, read_words
+from paceline.layouts import fits, mixes
 from paceline.machine import this_machine
 from paceline.model import tables
-from paceline.reconcile import fits, mixes
 from paceline.record import json_text
 from paceline.settings.augment import Augment
 from paceline.settings.data import Center, Files, Made

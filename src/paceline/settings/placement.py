@@ -104,7 +104,8 @@ class Placement(Settings):
     device: Annotated[Literal["auto", "cpu", "cuda", "mps"], Field(json_schema_extra=ARITHMETIC)] = "auto"
     """Kind of device; auto is cuda where there is one, else cpu."""
     replicas: Annotated[AutoCount, Field(json_schema_extra=LAYOUT)] = "auto"
-    """Copies of the network that share each step's images; auto is every visible accelerator, or one."""
+    """Copies of the network that share each step's images; auto is every visible accelerator, or one, and under a
+    launcher every process: fewer where norm groups that span replicas leave some out."""
     micro_batch: Annotated[AutoCount, Field(json_schema_extra=LAYOUT)] = "auto"
     """Images in one forward pass of one replica; auto is the one that fits the memory and takes the least time."""
     stages: Annotated[Count, Field(json_schema_extra=LAYOUT)] = 1

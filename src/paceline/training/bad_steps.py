@@ -6,7 +6,7 @@ from itertools import groupby
 
 from paceline.errors import Broken
 from paceline.record import NOT_FINITE, Row
-from paceline.training.save import save
+from paceline.training.save import finish_saving, save
 from paceline.training.session import Session
 
 
@@ -28,4 +28,5 @@ def stop_on_bad_steps(session: Session, report: Row) -> None:
     else:
         return
     save(session)
+    finish_saving(session)
     raise Broken(f"{what}; find the layer with: paceline replay {session.run.folder} --step {first}")

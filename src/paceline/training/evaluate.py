@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 
 import torch
 
+from paceline.data.load.batches import MicroBatch
 from paceline.model.hardest import HARDEST, Hardest, HardImage
 from paceline.model.metrics import ClassCounts, EvaluationSums, Means
 from paceline.training.requests import Stopped
@@ -47,7 +49,7 @@ def evaluate_network(session: Session, hardest: int = HARDEST) -> Evaluation:
     seen = 0
     network = session.state.network
     with network.evaluating(), closing(session.loader.validation()) as batches:
-        for batch in batches:
+        while (batch := _next(session, batches)) is not None:
             if session.requests.urgent and world.stages == 1:  # a stage that left would not be waited for
                 stopped.fill_(1)  # the others learn of it with the sums, when they come to the end or leave too
                 break
@@ -68,6 +70,12 @@ def evaluate_network(session: Session, hardest: int = HARDEST) -> Evaluation:
     if total < there:
         row |= {"partial": True, "of_images": there}
     return Evaluation(row, sums.counts(), hard.over_replicas(world))
+
+
+def _next(session: Session, batches: Iterator[MicroBatch]) -> MicroBatch | None:
+    """The next images, or None after the last."""
+    with session.requests.waiting():
+        return next(batches, None)
 
 
 def validation_is_owed(session: Session) -> bool:

@@ -14,9 +14,9 @@ from typing import IO
 
 from paceline import checkpoint
 from paceline.errors import Broken, Damaged, RunError
-from paceline.files import append_line, disk_faults, open_lock
+from paceline.files import append_line, cut_torn_line, disk_faults, open_lock
 from paceline.job import Job
-from paceline.record import FOLLOWED, Row, cut_torn_line, follow_rows, json_text, rows_of
+from paceline.record import FOLLOWED, Row, follow_rows, json_text, rows_of
 from paceline.training.restore import load_checkpoint
 from paceline.training.selection import Selection
 from paceline.training.session import open_session

@@ -8,7 +8,7 @@ from paceline.training.bad_steps import stop_on_bad_steps
 from paceline.training.details import details_folder, write_details
 from paceline.training.evaluate import evaluate, validation_is_owed
 from paceline.training.reports import Clock, stop_row
-from paceline.training.save import save, saved_if_aborted
+from paceline.training.save import finish_saving, save, saved_if_aborted, tell_saved, tolerating_full_disk
 from paceline.training.session import Session
 from paceline.training.state import compare_replicas
 from paceline.training.step import take_step
@@ -28,10 +28,11 @@ def train(session: Session) -> bool:
     with closing(session.loader.training(state.step)) as steps:
         while not (session.is_done() or requests.stop):
             with saved_if_aborted(session):
-                with clock.waiting():
+                with clock.waiting(), requests.waiting():
                     batches = next(steps)
                 take_step(session, batches)
             run.progress("training", state.step, plan.steps)
+            tell_saved(session)
 
             if session.is_done() or requests.report or (reports and reports.due(state.step)):
                 # Apart from validating and saving, reading the sums is the only wait for the device.
@@ -44,6 +45,7 @@ def train(session: Session) -> bool:
             if session.is_done() or planned or requests.save or requests.stop:
                 with clock.pause():
                     save(session)
+    finish_saving(session)
     return session.is_done()
 
 
@@ -54,7 +56,7 @@ def validate(session: Session, clock: Clock) -> None:
     with clock.pause(), saved_if_aborted(session):
         evaluation = evaluate(session)
     row = run.write("validation", **clock.validation(step, evaluation.row))
-    with clock.pause():
+    with clock.pause(), tolerating_full_disk(run):
         write_details(session, details_folder(run, "validation", step), evaluation)
     stopping.judge(stop, step, session.world.broadcast_object(row[stop.metric]))
     if stopping.reason:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PlanError
+from paceline.fake_world import rehearsal_world
 from paceline.planning import Plan
 from paceline.record import Run
 from paceline.training.requests import Requests
@@ -21,7 +22,6 @@ from paceline.training.session import Session, torch_settings
 from paceline.training.state import initialize_state
 from paceline.training.step import take_step
 from paceline.training.train_speed import memory_faults
-from paceline.world import rehearsal_world
 
 
 def rehearse(plan: Plan, rank: int) -> dict[str, Any]:

@@ -3,48 +3,63 @@ the same step."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from paceline.errors import ReadFailed
 from paceline.world import Work, World
 
 LAG = 4
 """Steps between a request and its fulfillment among several replicas, so that no step waits for the network."""
 
 
+PATIENCE = 10.0
+"""Seconds that one of several replicas, once asked to stop, still waits for images that the others may have."""
+
+
 class Stopped(Exception):
-    """A signal came to some replica in the middle of a validation, and all have left it."""
+    """A signal came to some replica in the middle of a validation or while it waited for images, and all have left."""
 
 
 class Signals:
-    """Takes SIGTERM and SIGINT as a request to stop while it is entered; a second one exits at once.
+    """Takes SIGTERM, SIGINT and SIGUSR1 as a request to stop while it is entered; a second one exits at once.
 
-    `answer` is called as soon as the first one comes. Only the main thread of a process can listen to signals; in any
-    other thread nothing is taken over.
+    `answer` is called as soon as the first one comes, and `most_seconds` after entering it counts as asked too. Only
+    the main thread of a process can listen to signals; in any other thread nothing is taken over.
     """
 
-    def __init__(self, answer: Callable[[], None] | None = None) -> None:
+    def __init__(self, answer: Callable[[], None] | None = None, most_seconds: float | None = None) -> None:
         self.stop = False
-        self._answer = answer
+        self._answer, self._most_seconds = answer, most_seconds
+        self._asked_at = math.inf
+        self._waits: tuple[float, Exception] | None = None
+        self._armed = False
         self._first_at = 0.0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
                 self._previous[number] = signal.signal(number, self._on_signal)
+            self._previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)
+            if self._most_seconds is not None:
+                self._asked_at = time.monotonic() + self._most_seconds
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._armed:  # another alarm is somebody else's
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, previous in self._previous.items():
             signal.signal(number, previous or signal.SIG_DFL)  # None: not set from Python
 
@@ -55,7 +70,36 @@ class Signals:
         if not self.stop and self._answer:
             self._answer()
         self._first_at = self._first_at or now
-        self.stop = True
+        self.stop, self._asked_at = True, min(now, self._asked_at)
+        self._on_alarm()
+
+    @contextmanager
+    def abandoning(self, patience: float, fault: Exception) -> Iterator[None]:
+        """What happens inside only waits; `patience` seconds after a request to stop it is left with the fault.
+
+        A disk that does not answer must not cost what was trained.
+        """
+        if not self._previous:
+            yield
+            return
+        self._waits = patience, fault
+        try:
+            self._on_alarm()
+            yield
+        finally:
+            self._waits = None
+
+    def _on_alarm(self, *_: object) -> None:
+        """Leave what waits if it is time; else look again when it will be."""
+        if self._waits is None or self._asked_at == math.inf:
+            return
+        patience, fault = self._waits
+        left = self._asked_at + patience - time.monotonic()
+        if left <= 0:
+            self._waits = None
+            raise fault
+        signal.setitimer(signal.ITIMER_REAL, left)
+        self._armed = True
 
 
 class _Exchange(NamedTuple):
@@ -122,6 +166,17 @@ class Requests:
         """Whether this start has trained for as long as it may, and no signal came."""
         limit = self._most_seconds
         return not self._signals.stop and limit is not None and time.monotonic() - self._began_at >= limit
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What happens inside waits for images, which may never come: once asked to stop, it is left.
+
+        One of several replicas leaves only after a while, and then without the others, who find out.
+        """
+        alone = self._world.replicas == 1
+        fault = ReadFailed("asked to stop, and the images of the next step did not come; what was trained is saved")
+        with self._signals.abandoning(0.0 if alone else PATIENCE, Stopped() if alone else fault):
+            yield
 
     def exchange(self, step: int) -> None:
         """Send this replica's requests after a step, and let its own be what all have agreed on by now."""

@@ -9,13 +9,14 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from paceline import checkpoint
 from paceline.binding import bound_cores
-from paceline.errors import INTERRUPTED, Broken, UserError
+from paceline.errors import INTERRUPTED, Broken, ReadFailed, UserError
 from paceline.job import Job
 from paceline.launch import MESSAGES_FOLDER
+from paceline.layouts import fits, mixes
 from paceline.planning import Plan
-from paceline.reconcile import fits, mixes
-from paceline.record import Run, start_row
+from paceline.record import start_row
 from paceline.sink import open_sinks
 from paceline.sink.advice import AdviceSink
 from paceline.training.averaging import average_at_end
@@ -23,6 +24,7 @@ from paceline.training.loop import train
 from paceline.training.reports import run_speed
 from paceline.training.requests import Stopped
 from paceline.training.restore import restore_newest
+from paceline.training.save import finish_saving
 from paceline.training.session import Session, open_session
 from paceline.visible import plural
 
@@ -36,10 +38,13 @@ def train_run(job: Job, folder: Path, console: Console, command: list[str]) -> i
             return _train(session, job, console, command)
         except torch.OutOfMemoryError:
             fault = Broken(out_of_memory(job.plan))
-            _write_failure(session.run, fault)
+            _write_failure(session, fault)
             raise fault from None
         except BaseException as fault:
-            _write_failure(session.run, fault)
+            _write_failure(session, fault)
+            saved = checkpoint.saved_steps(session.run.checkpoints)
+            if isinstance(fault, Broken | ReadFailed) and session.requests.urgent and session.state.step in saved:
+                _tell_launcher(session)  # this replica or another one waited for images and has left, saved
             raise
 
 
@@ -68,18 +73,31 @@ def _train(session: Session, job: Job, console: Console, command: list[str]) -> 
     )
     if plan.stages > 1:
         run.note(f"The stages begin at {', '.join(next(iter(forms), '') for _, forms in stages)}.")
-    done = False
+    if job.launch and (working := min(plan.replicas, plan.micro_batches) * plan.stages) < job.launch.count:
+        norm = f", norm_batch {plan.norm_batch}" if plan.norm_batch else ""
+        run.note(
+            f"{job.launch.count} processes were started, and {working} of them have work: steps of "
+            f"{plural(plan.global_batch, 'image')} in micro-batches of {plan.micro_batch}{norm}"
+        )
+    run.patient, done = True, False
     with suppress(Stopped):
         done = train(session)
+    run.patient = False
     if done:
         average_at_end(session)
     if done:
         run.write("end", step=state.step, **run_speed(run.rows()))
     else:
         run.write("interrupted", step=state.step, why="time limit" if session.requests.out_of_time else "signal")
-    if not done and world.first and MESSAGES_FOLDER in os.environ:
-        Path(os.environ[MESSAGES_FOLDER], "interrupted").touch()
+    if not done:
+        _tell_launcher(session)
     return 0 if done else INTERRUPTED
+
+
+def _tell_launcher(session: Session) -> None:
+    """Let Paceline's own launcher know that this start was interrupted, and is saved."""
+    if session.world.first and MESSAGES_FOLDER in os.environ:
+        Path(os.environ[MESSAGES_FOLDER], "interrupted").touch()
 
 
 def out_of_memory(plan: Plan) -> str:
@@ -97,8 +115,11 @@ def out_of_memory(plan: Plan) -> str:
     return f"out of memory at on.micro_batch={plan.micro_batch}; {remedy}"
 
 
-def _write_failure(run: Run, fault: BaseException) -> None:
-    """Leave the reason in the record if the disk still takes it."""
+def _write_failure(session: Session, fault: BaseException) -> None:
+    """Leave the reason in the record if the disk still takes it, after what was still being saved."""
     reason = str(fault) if isinstance(fault, UserError) else f"{type(fault).__name__}: {fault}"
+    with suppress(UserError):
+        finish_saving(session)
+    session.run.patient = False
     with suppress(Broken):
-        run.write("failed", why=reason)
+        session.run.write("failed", why=reason)

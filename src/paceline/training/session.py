@@ -27,6 +27,7 @@ from paceline.world import World, init_world
 
 if TYPE_CHECKING:
     from paceline.training.graphs import StepGraphs
+    from paceline.training.saver import Saver
 
 
 class StepInputs:
@@ -55,6 +56,8 @@ class Session:
     """The folder that lists images which cannot be decoded; None lists them nowhere."""
     graphs: StepGraphs | None = None
     """Recorded steps, once there are any."""
+    saver: Saver | None = None
+    """Writes checkpoints, once there are any."""
 
     @cached_property
     def state(self) -> State:
@@ -64,6 +67,11 @@ class Session:
     def is_done(self) -> bool:
         """Whether the run has come to its end: its last step, or a validation that ended it."""
         return self.state.step >= self.plan.steps or self.state.stopping.reason is not None
+
+    def finish_writing(self) -> None:
+        """Wait until every checkpoint that was begun is on disk, or has failed to get there."""
+        if self.saver is not None:
+            self.saver.join()
 
     @cached_property
     def inputs(self) -> StepInputs:
@@ -92,7 +100,7 @@ def open_session(
 ) -> Iterator[Session]:
     """Open a run folder on this process's place in the world; leaving restores the process as it was.
 
-    With `signals`, SIGTERM, SIGINT and `on.time_limit` become requests to stop after a step.
+    With `signals`, SIGTERM, SIGINT, SIGUSR1 and `on.time_limit` become requests to stop after a step.
     """
     with ExitStack() as stack:
         stack.enter_context(torch_settings(plan.placement))
@@ -100,18 +108,20 @@ def open_session(
         world = init_world(plan, launch, data_digest(plan.data, data_folder) if several else "")
         stack.enter_context(bound(plan.placement.bind, launch, pci_address(world.device)))
         run = stack.enter_context(Run(folder, mode if world.first else "read"))
-        heard = Signals(partial(run.progress, "stopping", 0, 1))
+        limit = plan.placement.time_limit.seconds if signals and plan.placement.time_limit else None
+        heard = Signals(partial(run.progress, "stopping", 0, 1), limit)
         if signals:
             stack.enter_context(heard)
-        limit = plan.placement.time_limit
         requests = Requests(
             world,
             heard,
             save_seconds=plan.placement.save.seconds,
             report_seconds=plan.recipe.report.seconds,
-            most_seconds=limit.seconds if signals and limit else None,
+            most_seconds=limit,
         )
-        yield Session(plan, world, run, requests, data_folder, quarantine)
+        session = Session(plan, world, run, requests, data_folder, quarantine)
+        stack.callback(session.finish_writing)  # before another process may own the folder
+        yield session
         requests.drain()
         # Only after a good end: when one replica fails, the others may never come to a barrier.
         world.barrier()  # a launcher may stop the others once one has left, and the first may still be writing

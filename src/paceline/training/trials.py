@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline import checkpoint
+from paceline.data.index.fingerprint import data_digest
 from paceline.errors import Broken
 from paceline.files import write_whole
 from paceline.launch import Launch
@@ -32,6 +33,7 @@ from paceline.training.restore import restore_newest
 from paceline.training.save import save
 from paceline.training.session import Session, open_session
 from paceline.training.step import take_step
+from paceline.world import stand_by
 
 TRIAL_TIMEOUT = 1800.0
 """Seconds after which a trial counts as hung."""
@@ -50,8 +52,10 @@ class Outcome:
 class Trial:
     """A plan run for a few steps in a folder; it can be killed and resumed, on this or another plan."""
 
-    def __init__(self, folder: Path, data: Path | None, steps: int) -> None:
+    def __init__(self, folder: Path, data: Path | None, steps: int, processes: int | None = None) -> None:
         self._folder, self._data, self._steps = folder, data, steps
+        self._processes = processes
+        """How many processes are started, where that is more than there is work for."""
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["paceline.training.trials"])
 
@@ -105,8 +109,9 @@ class Trial:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         processes: list[BaseProcess] = []
-        for rank in range(plan.processes):
-            launch = Launch(rank, plan.processes, rank, plan.processes, "127.0.0.1", port, store_is_there=False)
+        count = self._processes or plan.processes
+        for rank in range(count):
+            launch = Launch(rank, count, rank, count, "127.0.0.1", port, store_is_there=False)
             arguments = (plan, launch, self._folder, self._data, task)
             processes.append(self._context.Process(target=_run, args=arguments, daemon=True))
         for process in processes:
@@ -124,7 +129,10 @@ def _wait_for(processes: list[BaseProcess]) -> None:
 
 
 def _run(plan: Plan, launch: Launch, folder: Path, data: Path | None, task: Callable[[Session], None]) -> None:
-    """One replica of a trial."""
+    """One replica of a trial, or a process that has no work."""
+    if launch.rank >= plan.processes:
+        stand_by(plan, launch, data_digest(plan.data, data))
+        return
     with open_session(plan, folder, data_folder=data, launch=launch) as session:
         task(session)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.data.load.image_files import ImageFiles
-from paceline.errors import Broken, DataError
-from paceline.files import append_line, disk_faults, read_rows
+from paceline.errors import DataError
+from paceline.files import append_line, read_rows
 from paceline.visible import plural
 
 QUARANTINE = "quarantine.jsonl"
@@ -47,9 +48,8 @@ class Quarantine:
             self._mended.discard(image)
             if new and self.folder is not None:
                 row = {"split": split.split, "image": index, **split.table.place(index), "reason": reason}
-                path = self.folder / QUARANTINE
-                with disk_faults(Broken, path, "cannot be written", "what was saved is whole"):
-                    append_line(path, json.dumps(row))
+                with suppress(OSError):  # a full disk ends no training; who meets the image next lists it
+                    append_line(self.folder / QUARANTINE, json.dumps(row))
                 self._bad.update(self._listed() - self._mended)
             if len(self._bad) > self.most and is_bad is not None:
                 self._mended |= {one for one in self._earlier - {image} if not is_bad(*one)}

@@ -30,7 +30,7 @@ from paceline.numpy_types import Bools, Int64s, UInt8s
 
 Faults = list[tuple[int, str]]
 """The images of a chunk that cannot be decoded, by their offset in it, and why."""
-STOPS = (signal.SIGINT, signal.SIGTERM)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that ask a run to stop; they are sent to all of its processes, and only the replica acts on them."""
 
 
