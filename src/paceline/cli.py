@@ -17,8 +17,8 @@ from paceline.visible import visible_output
 # isort: off
 from paceline.options import (
     Against, All, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords, Details,
-    Device, Evaluated, ExportFolder, ExportTo, Follow, GivenWords, Half, HeatmapFolder, Json, NewRun, On, OnWords,
-    Out, Profile, RecipeOrFolder, RecipeWord, Replicas, ResultFile, RunFolder, Seconds, SettingWords, SourceFolder,
+    Device, Evaluated, ExportFolder, ExportTo, Follow, GivenWords, Half, HeatmapFolder, Json, NewRun, On, Once, OnWords,
+    Out, Profile, RecipeOrFolder, RecipeWord, Replicas, ResultFile, RunFolder, RunFolders, Seconds, SettingWords, SourceFolder,
     TestFolder, Threshold, TimeLimit, Top, Until, path_of, time_words,
 )  # fmt: skip
 # isort: on
@@ -72,6 +72,14 @@ def resume(
     from paceline.command import resume as verb
 
     raise typer.Exit(verb.run(run, [*(settings or []), *time_words(time_limit)], data, replicas, device, until, out))
+
+
+@app.command(epilog="Example: paceline watch runs/first runs/second")
+def watch(runs: RunFolders, once: Once = False) -> None:
+    """Show runs while they train, by their records alone."""
+    from paceline.command import watch as verb
+
+    raise typer.Exit(verb.run(runs, once))
 
 
 @app.command(epilog="Example: paceline validate runs/mine --all")

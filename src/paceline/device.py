@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from typing import Any
 
 import numpy as np
@@ -31,3 +33,12 @@ def to_device(values: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
 def widest_float(device: torch.device) -> torch.dtype:
     """The widest float of a device, for sums over many images."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def peak_memory(device: str) -> int:
+    """The most bytes that this process's tensors took on a CUDA device, or that the process took elsewhere; without
+    waiting for the device, because the allocator counts on the host."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -25,6 +25,7 @@ def save(session: Session) -> None:
     run, state, plan = session.run, session.state, session.plan
     if not run.writes:
         return
+    run.progress("saving", 0, 0)
     start = time.perf_counter()
     files = to_files(state) | {checkpoint.RECIPE: dump(plan.recipe).encode()}
     checkpoint.write(run.checkpoints, state.step, files)
