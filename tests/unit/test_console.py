@@ -164,7 +164,8 @@ def live(plan: Plan, run: Run) -> tuple[ConsoleSink, Callable[[], list[str]]]:
     sink.row(START)
 
     def picture() -> list[str]:
-        out.truncate(0)
+        out.seek(0)
+        out.truncate()
         console.print(sink._live)
         text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
         return re.split(r"[\r\n]+", text)[:-1] if sink._live else []
@@ -177,7 +178,7 @@ def test_a_display_shows_numbers_and_what_is_done_beside_the_training(tmp_path: 
     sink.progress("training", 3, 6)
     sink.row(report_of(3) | {"epoch": 0.5})
     assert any(line.startswith("step 3 of 6 ━━━") for line in picture())
-    assert "loss  1.9500      images/s now     80" in "".join(picture())
+    assert "loss  1.9500     images/s now     80" in "".join(picture())
     for what, done, total, name in (
         ("saving", 0, 0, "saving "),
         ("validation", 10, 37, "validating 10 of 37 "),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.record import Row
-from paceline.sink.status import SILENT, Status
+from paceline.sink.status import SILENT, STARTING, Status
 from record_rows import report_of, start_of, validation_of
 
 
@@ -126,6 +126,9 @@ def test_a_run_is_silent_when_its_rows_stay_away_much_longer_than_usual() -> Non
     assert status.silence(100 + SILENT) is None  # reports come every 20 seconds
     assert status.silence(100 + 100.5) == 100.5
     assert status.elapsed(100 + 100.5) == 40
+    status.take(start_of(20), 300.0)
+    assert status.silence(300 + STARTING - 1) is None
+    assert status.silence(300 + STARTING) == STARTING
     status.take({"kind": "end", "step": 60}, 300.0)
     assert status.silence(9e9) is None
 
@@ -139,6 +142,9 @@ def test_a_run_is_silent_when_its_rows_stay_away_much_longer_than_usual() -> Non
         {"kind": "start", "step": "x"},
         {"kind": "average", "step": 60},
         {"kind": "unheard of"},
+        report_of(20, loss=float("inf")),
+        report_of(20, lr=float("nan")),
+        report_of(20, total_seconds=10**400),
     ],
 )
 def test_a_damaged_row_changes_nothing(row: Row) -> None:

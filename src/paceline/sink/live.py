@@ -41,7 +41,9 @@ class LiveDisplay:
         if row["kind"] == "start":
             return  # the record has it, with all that came before
         self._status.take(row, time.monotonic())
-        if row["kind"] != "note":
+        if row["kind"] == "validation-start":
+            self.progress("validation", 0, 0)
+        elif row["kind"] != "note":
             self._doing = None
         if self._status.is_over:
             self._live.stop()
@@ -49,7 +51,7 @@ class LiveDisplay:
     def progress(self, what: str, done: int, total: int) -> None:
         """Take how far something has come."""
         if what == "training":
-            self._status.to_step(done)
+            self._status.step = done
             return
         doing, verb = self._doing, DOING.get(what, what)
         same = doing is not None and doing.what == verb

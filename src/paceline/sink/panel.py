@@ -28,6 +28,15 @@ class Doing(NamedTuple):
     began_at: float
 
 
+class Bar(NamedTuple):
+    """What a bar shows: how much is done, and how long that took and will take."""
+
+    name: str
+    share: float | None
+    elapsed: float
+    left: float | None
+
+
 class Fact(NamedTuple):
     """A number with its name."""
 
@@ -59,38 +68,47 @@ class Scale:
 
 def bars(status: Status, doing: Doing | None, now: float, width: int, ascii_only: bool = False) -> list[Text]:
     """A bar of the epoch, of the steps and of what is done beside them; with elapsed and left if there is room."""
-    rows: list[tuple[str, float | None, float | None, float | None]] = []
     comma = "," if width >= 70 else ""
-    if status.steps:
-        elapsed = status.elapsed(now)
-        if status.epochs > 1:
-            number, begin, end = status.epoch_steps()
-            seconds = status.step_seconds
-            left = None if seconds is None else max(0.0, end - status.step) * seconds
-            rows.append((
-                f"epoch {number} of {math.ceil(status.epochs)}", (status.step - begin) / (end - begin),
-                max(0.0, elapsed - status.seconds_at(begin)), left,
-            ))  # fmt: skip
-        name = f"step {status.step:{comma}} of {status.steps:{comma}}"
-        rows.append((name, status.step / status.steps, elapsed, status.left()))
-    elif status.step:  # a record of an earlier version
+    if status.step and not status.steps:  # a record of an earlier version
         return [fitted(Text(f"step {status.step:{comma}} epoch {status.epoch:.2f}", "bold"), width)]
-    if doing:
-        since, share = now - doing.began_at, doing.done / doing.total if doing.total else None
-        name = f"{doing.what} {doing.done:{comma}} of {doing.total:{comma}}" if doing.total else doing.what
-        rows.append((name, share, since, since / share - since if share else None))
-    named = max((len(name) for name, *_ in rows), default=0)
-    times = [f" {clock(elapsed)} elapsed {clock(left):>8} left" for _, _, elapsed, left in rows]
-    if width < named + 1 + SHORTEST_BAR + max(map(len, times), default=0):
-        times = [""] * len(rows)
+    shown = [*_steps_of(status, now, comma), *([_bar_of(doing, now, comma)] if doing else [])]
+    named = max((len(each.name) for each in shown), default=0)
+    times = [f" {clock(each.elapsed)} elapsed {clock(each.left):>8} left" for each in shown]
+    timed = max(map(len, times), default=0)
+    if width < named + 1 + SHORTEST_BAR + timed:
+        timed, times = 0, [""] * len(shown)
+    room = width - named - 1 - timed
     lines = []
-    for (name, share, _, _), time in zip(rows, times, strict=True):
-        room = width - named - 1 - max(map(len, times))
-        drawn = bar(room, share, now, ascii_only) if room >= 3 else Text("")
-        lines.append(
-            fitted(Text.assemble((name.ljust(named), "bold"), " ", drawn, time.rjust(max(map(len, times)))), width)
-        )
+    for each, time in zip(shown, times, strict=True):
+        drawn = bar(room, each.share, now, ascii_only) if room >= 3 else ""
+        lines.append(fitted(Text.assemble((each.name.ljust(named), "bold"), " ", drawn, time.rjust(timed)), width))
     return lines
+
+
+def _steps_of(status: Status, now: float, comma: str) -> list[Bar]:
+    """The bars of the training; one of the epoch if there are several."""
+    if not status.steps:
+        return []
+    elapsed, seconds = status.elapsed(now), status.step_seconds
+    name = f"step {status.step:{comma}} of {status.steps:{comma}}"
+    steps = Bar(name, status.step / status.steps, elapsed, status.left())
+    if status.epochs <= 1:
+        return [steps]
+    number, begin, end = status.epoch_steps()
+    share = (status.step - begin) / max(1e-9, end - begin)
+    left = None if seconds is None else max(0.0, end - status.step) * seconds
+    passed = max(0.0, elapsed - status.seconds_at(begin))
+    return [Bar(f"epoch {number} of {math.ceil(status.epochs)}", share, passed, left), steps]
+
+
+def _bar_of(doing: Doing, now: float, comma: str) -> Bar:
+    """The bar of something beside the training."""
+    elapsed = now - doing.began_at
+    if not doing.total:
+        return Bar(doing.what, None, elapsed, None)
+    share = doing.done / doing.total
+    name = f"{doing.what} {doing.done:{comma}} of {doing.total:{comma}}"
+    return Bar(name, share, elapsed, elapsed / share - elapsed if share else None)
 
 
 def has_times(lines: Sequence[Text]) -> bool:
@@ -132,7 +150,7 @@ def _in_columns(columns: list[list[Fact]], width: int) -> list[Text]:
             if fact is not None:
                 line.append(fact.name.ljust(named + 1), "dim").append(fact.value).append(fact.more if more else "")
             if room:
-                line.append(" " * (start + room - len(line.plain)) + GAP)
+                line.append(" " * (start + room - len(line.plain) + 2))
     return [fitted(line, width) for line in lines]
 
 
@@ -145,10 +163,12 @@ def problems(status: Status, width: int) -> list[Text]:
 def curves_of(status: Status) -> list[Curve]:
     """The curves of a run: loss, top-1 with that of its validations, and learning rate."""
     points = status.points
+    loss, lr = ([(p.step, value) for p in points if (value := getattr(p, key)) is not None] for key in ("loss", "lr"))
+    top1: Series = ("cyan", [(point.step, point.top1) for point in points])
     return [
-        Curve("loss", [("cyan", [(point.step, point.loss) for point in points if _is_finite(point.loss)])]),  # type: ignore[misc]
-        Curve("top-1", [("cyan", [(point.step, point.top1) for point in points]), ("green", status.validations)]),
-        Curve("lr", [("yellow", [(point.step, point.lr) for point in points if _is_finite(point.lr)])]),  # type: ignore[misc]
+        Curve("loss", [("cyan", loss)]),
+        Curve("top-1", [top1, ("green", status.validations)]),
+        Curve("lr", [("yellow", lr)]),
     ]
 
 
@@ -194,7 +214,7 @@ def _validation(name: str, row: Row | None, metric: str = "top1") -> Fact:
     if row is None:
         return Fact(name, "-")
     value = f"{row['top1']:.2%}" if metric == "top1" else f"loss {row['loss']:.4f}"
-    return Fact(name, value, f" at epoch {row['epoch']:.4g}")
+    return Fact(name, value, f" at epoch {row['epoch']:.3g}")
 
 
 def _form(value: object, form: str) -> str:

@@ -12,8 +12,9 @@ from paceline.visible import one_line, plural
 
 MOST_EVENTS = 100
 """Events that are kept: many more than anybody is shown."""
-SILENT, REPORTS = 60.0, 5
-"""A run counts as silent after so many seconds, or so many times the usual pause between two reports."""
+SILENT, REPORTS, STARTING = 60.0, 5, 600.0
+"""A run counts as silent after so many seconds, and so many times the usual pause between two reports; after so many
+seconds if there is no report since it started, which takes longer."""
 
 
 class Point(NamedTuple):
@@ -41,6 +42,7 @@ class Status:
         self.phase = "no record yet"
         """What the run is doing, in a word: starting, training, validating, finishing, ended, interrupted or failed."""
         self.step = 0
+        """The newest step; who knows of a later one before there is a row of it may set it."""
         self.steps = 0
         """Steps of the whole run; 0 where the record does not say."""
         self.epochs = 0.0
@@ -63,7 +65,7 @@ class Status:
 
     def take(self, row: Row, at: float) -> None:
         """Take a row that was written at a time, in seconds of whatever clock `elapsed` is asked by."""
-        if not is_whole(row):
+        if not is_whole(row) or not all(map(_is_sane, row.values())):
             return
         self._at = at
         step = int(row.get("step", self.step))
@@ -158,10 +160,6 @@ class Status:
     def _tell(self, text: str, *, bad: bool = False) -> None:
         self.events = [*self.events[-MOST_EVENTS:], Event(self._at, one_line(text), bad)]
 
-    def to_step(self, step: int) -> None:
-        """Know of a step before there is a row of it."""
-        self.step = step
-
     @property
     def is_over(self) -> bool:
         """Whether the newest start has written its last row."""
@@ -212,9 +210,14 @@ class Status:
         gaps = [after.seconds - before.seconds for before, after in pairwise(self.points[-4:])]
         silent = now - self._at
         validating = _number(self.last.get("seconds")) if self.last and self.phase == "validating" else 0.0
-        usual = max([*gaps, validating])
+        longest = max([SILENT, REPORTS * max([*gaps, validating])]) if self._reports else STARTING
         over = self.is_over or self.phase == "no record yet"
-        return None if over or silent < max(SILENT, REPORTS * usual) else silent
+        return None if over or silent < longest else silent
+
+
+def _is_sane(value: object) -> bool:
+    """Whether a value is not a number that nothing can be computed with."""
+    return not isinstance(value, int | float) or abs(value) < 1e18  # false for one that is no number
 
 
 def _number(value: Any) -> float:
