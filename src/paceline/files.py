@@ -151,14 +151,14 @@ class Tail:
         if seen == self._seen:
             return [], False
         with open_file(self._path) as file:
-            replaced = file.read(len(self._head)) != self._head and self._forget()
+            same = file.read(len(self._head)) == self._head and about.st_size >= self._offset
+            replaced = not same and self._forget()
+            file.seek(self._offset)
+            lines, newline, _ = file.read().rpartition(b"\n")
+            self._offset += len(lines) + len(newline)
             if len(self._head) < _HEAD:
                 file.seek(0)
-                self._head = file.read(_HEAD).rpartition(b"\n")[0]
-            file.seek(self._offset)
-            content = file.read()
-        lines, newline, _ = content.rpartition(b"\n")
-        self._offset += len(lines) + len(newline)
+                self._head = file.read(min(_HEAD, self._offset))
         self._seen, self.changed_at = seen, about.st_mtime
         return rows_in(lines), replaced
 

@@ -177,7 +177,7 @@ def test_a_display_shows_numbers_and_what_is_done_beside_the_training(tmp_path: 
     sink, picture = live(make_plan(), Run(tmp_path, "read"))
     sink.progress("training", 3, 6)
     sink.row(report_of(3) | {"epoch": 0.5})
-    assert any(line.startswith("step 3 of 6 ━━━") for line in picture())
+    assert any(line.startswith("step 3 of 6  ━━━") for line in picture())
     assert "loss  1.9500     images/s now     80" in "".join(picture())
     for what, done, total, name in (
         ("saving", 0, 0, "saving "),

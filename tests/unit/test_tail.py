@@ -17,7 +17,7 @@ def write(path: Path, text: str, mode: str = "a") -> None:
 
 
 def lines(*numbers: int) -> str:
-    return "".join(f"{json.dumps({'n': number})}\n" for number in numbers)
+    return "".join(f"{json.dumps({'n': number, 'rest': 2000 * 'x'})}\n" for number in numbers)
 
 
 def numbers_of(tail: Tail) -> tuple[list[int], bool]:
@@ -87,6 +87,15 @@ def test_a_file_that_goes_away_and_comes_back_is_read_anew(tmp_path: Path) -> No
     assert numbers_of(tail) == ([], False)
     write(path, lines(1, 2, 3))
     assert numbers_of(tail) == ([1, 2, 3], False)
+
+
+def test_a_file_that_was_cut_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    tail = Tail(path)
+    write(path, lines(1, 2, 3))
+    tail.read()
+    os.truncate(path, len(lines(1)))
+    assert numbers_of(tail) == ([1], True)
 
 
 def test_lines_that_are_no_rows_are_passed_over(tmp_path: Path) -> None:

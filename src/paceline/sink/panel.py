@@ -86,13 +86,13 @@ def bars(status: Status, doing: Doing | None, now: float, width: int, ascii_only
 
 
 def _steps_of(status: Status, now: float, comma: str) -> list[Bar]:
-    """The bars of the training; one of the epoch if there are several."""
+    """The bars of the training."""
     if not status.steps:
         return []
     elapsed, seconds = status.elapsed(now), status.step_seconds
     name = f"step {status.step:{comma}} of {status.steps:{comma}}"
     steps = Bar(name, status.step / status.steps, elapsed, status.left())
-    if status.epochs <= 1:
+    if not status.epochs:
         return [steps]
     number, begin, end = status.epoch_steps()
     share = (status.step - begin) / max(1e-9, end - begin)
