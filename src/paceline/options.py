@@ -52,7 +52,7 @@ RunFolders = Annotated[
     list[Path], typer.Argument(metavar="RUN...", parser=path_of, help="Run folders; those of runs that train, too.")
 ]
 Once = Annotated[
-    bool, typer.Option("--once", help="Print where the runs stand and end, as in a pipe; else wait until all end.")
+    bool, typer.Option("--once", help="Print where the runs stand, and end, as in a pipe; without it, follow them.")
 ]
 DataFolder = Annotated[
     Path | None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,6 +101,18 @@ def test_what_is_in_a_record_or_a_name_cannot_steer_the_terminal(tmp_path: Path)
     assert "\\x1b]0;title\\x07" in text
     assert "a\\x1b[31mred\\nrun" in text
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", text)
+
+
+def test_time_stands_still_while_a_run_is_silent(tmp_path: Path) -> None:
+    picture, (folder,) = runs(tmp_path, "run")
+    append(folder, start_of(), report_of(10))
+    before = time.time() - 3600
+    os.utime(folder / RECORD, (before, before))
+    lines = shown(picture, width=200)
+    assert lines[0].endswith("run   silent 1 h 0 min")
+    assert " 0:00:20 elapsed  0:01:40 left" in lines[2]
+    append(folder, report_of(20))
+    assert shown(picture, width=200)[0].endswith("run   training")
 
 
 def test_a_pipe_gets_the_state_once_as_plain_text(tmp_path: Path, paceline: Paceline) -> None:

@@ -210,6 +210,8 @@ def _column(
         lines = [fitted(heading, width)]
     if status.phase == "no record yet":
         return lines[:height]
+    if status.silence(now) is not None:  # nobody knows whether it still runs
+        now = status.at
     drawn = bars(status, None, now, width, ascii_only)
     lines += [*drawn, *numbers(status, now, width, times=not has_times(drawn)), *problems(status, width)]
     room = CURVES * (1 if width >= 80 else 3) if height is None else height - len(lines)

@@ -58,7 +58,9 @@ class Status:
         self.best: Row | None = None
         self.events: list[Event] = []
         self.bad_steps = 0
-        self._seconds = self._known_at = self._at = 0.0
+        self.at = 0.0
+        """When the newest row was written."""
+        self._seconds = self._known_at = 0.0
         self._begin = self._first = Point(0, 0.0, None, 0.0, None)
         self._reports = 0
         self._images = self._image_seconds = 0.0
@@ -67,7 +69,7 @@ class Status:
         """Take a row that was written at a time, in seconds of whatever clock `elapsed` is asked by."""
         if not is_whole(row) or not all(map(_is_sane, row.values())):
             return
-        self._at = at
+        self.at = at
         step = int(row.get("step", self.step))
         match row["kind"]:
             case "start":
@@ -119,7 +121,7 @@ class Status:
         self.bad_steps = row["bad_steps"]
 
     def _validation(self, row: Row, step: int) -> None:
-        if self.phase not in ("ended", "interrupted", "failed"):  # `paceline validate` writes to the record as well
+        if not self.is_over:  # `paceline validate` writes to the record as well
             self.phase = "finishing" if self.steps and step >= self.steps else "training"
         place = bisect_left(self.validations, (step, -math.inf))
         again = place < len(self.validations) and self.validations[place][0] == step
@@ -158,7 +160,7 @@ class Status:
                 pass
 
     def _tell(self, text: str, *, bad: bool = False) -> None:
-        self.events = [*self.events[-MOST_EVENTS:], Event(self._at, one_line(text), bad)]
+        self.events = [*self.events[-MOST_EVENTS:], Event(self.at, one_line(text), bad)]
 
     @property
     def is_over(self) -> bool:
@@ -166,9 +168,8 @@ class Status:
         return self.phase in ("ended", "interrupted", "failed")
 
     def elapsed(self, now: float) -> float:
-        """Seconds of running, over all starts; a run that is over, or silent, stands still."""
-        still = self.is_over or self.silence(now) is not None
-        return self._seconds + max(0.0, (self._at if still else now) - self._known_at)
+        """Seconds of running, over all starts; a run that is over stands still."""
+        return self._seconds + max(0.0, (self.at if self.is_over else now) - self._known_at)
 
     @property
     def step_seconds(self) -> float | None:
@@ -208,9 +209,9 @@ class Status:
     def silence(self, now: float) -> float | None:
         """Seconds since the last row, if that is longer than this run's rows lead one to expect."""
         gaps = [after.seconds - before.seconds for before, after in pairwise(self.points[-4:])]
-        silent = now - self._at
+        silent = now - self.at
         validating = _number(self.last.get("seconds")) if self.last and self.phase == "validating" else 0.0
-        longest = max([SILENT, REPORTS * max([*gaps, validating])]) if self._reports else STARTING
+        longest = max(SILENT, REPORTS * max([*gaps, validating])) if self._reports else STARTING
         over = self.is_over or self.phase == "no record yet"
         return None if over or silent < longest else silent
 
