@@ -121,6 +121,7 @@ def read_and_average(folder: Path, steps: list[int], method: Method, progress: P
             else:
                 average.steps.append(step)
                 yield tensors_from(average.last[checkpoint.NETWORK])
+        progress("averaging", len(steps), len(steps))
 
     average.tensors = average_networks(networks(), method.decay)
     return average
