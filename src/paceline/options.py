@@ -49,7 +49,8 @@ OnWords = Annotated[
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", parser=path_of, help="A run folder.")]
 RunFolders = Annotated[
-    list[Path], typer.Argument(metavar="RUN...", parser=path_of, help="Run folders; those of runs that train, too.")
+    list[Path],
+    typer.Argument(metavar="RUN...", parser=path_of, help="Run folders, of runs that train or have trained."),
 ]
 Once = Annotated[
     bool, typer.Option("--once", help="Print where the runs stand, and end, as in a pipe; without it, follow them.")
