@@ -18,9 +18,9 @@ from paceline.visible import visible_output
 from paceline.options import (
     Accelerator, Against, All, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords,
     Details, Device, DeviceLink, Devices, DevicesPerHost, Evaluated, ExportFolder, ExportTo, Follow, GivenWords, Half,
-    HeatmapFolder, HostCount, HostLink, Hosts, Image, Json, MeasuredSpeed, NewRun, On, OnWords, Out, Profile,
-    RecipeOrFolder, RecipeWord, Replicas, ResultFile, RunFolder, Seconds, SettingWords, SourceFolder, TestFolder,
-    Threshold, TimeLimit, Top, Until, Volume, path_of, time_words,
+    HeatmapFolder, HostCount, HostLink, Hosts, Image, Json, MeasuredSpeed, NewRun, On, Once, OnWords, Out, Profile,
+    RecipeOrFolder, RecipeWord, Replicas, ResultFile, RunFolder, RunFolders, Seconds, SettingWords, SourceFolder,
+    TestFolder, Threshold, TimeLimit, Top, Until, Volume, path_of, time_words,
 )  # fmt: skip
 # isort: on
 
@@ -83,6 +83,14 @@ def resume(
     from paceline.command import resume as verb
 
     raise typer.Exit(verb.run(run, [*(settings or []), *time_words(time_limit)], data, replicas, device, until, out))
+
+
+@app.command(epilog="Example: paceline watch runs/first runs/second")
+def watch(runs: RunFolders, once: Once = False) -> None:
+    """Show runs while they train, by their records alone."""
+    from paceline.command import watch as verb
+
+    raise typer.Exit(verb.run(runs, once))
 
 
 @app.command(epilog="Example: paceline validate runs/mine --all")

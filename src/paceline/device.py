@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from typing import Any
 
 import numpy as np
@@ -43,3 +45,12 @@ def pci_address(device: torch.device) -> str | None:
     except AttributeError:
         return None
     return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+
+
+def peak_memory(device: str) -> int:
+    """The most bytes that this process's tensors took on a CUDA device, or that the process took elsewhere; without
+    waiting for the device, because the allocator counts on the host."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -18,6 +18,8 @@ from paceline.errors import DataError, UserError
 
 UNFINISHED = "*.part"
 """Matches the temporary files that a killed process leaves behind."""
+_HEAD = 1024
+"""Bytes at the beginning of a file by which it is known again."""
 
 
 @contextmanager
@@ -131,15 +133,61 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     if path.is_char_device():  # such as /dev/null, where lines are only written to
         return []
     try:
-        text = read_whole(path).decode(errors="replace")
+        text = read_whole(path)
     except (FileNotFoundError, NotADirectoryError):
         return []
+    return rows_in(text)
+
+
+def rows_in(text: str | bytes) -> list[dict[str, Any]]:
+    """The JSON objects in lines; a line that holds none is passed over."""
     rows = []
-    for line in text.splitlines():
+    for line in (text if isinstance(text, str) else text.decode(errors="replace")).splitlines():
         with suppress(ValueError, RecursionError):
             row = json.loads(line)
             rows += [row] if isinstance(row, dict) else []
     return rows
+
+
+class Tail:
+    """Reads the JSON objects in the lines of a file that grows, each once.
+
+    Half a line at the end waits for its other half, or until the next writer cuts it off. A file that is replaced is
+    read from its beginning.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset, self._head = 0, b""
+        self._seen: tuple[int, int, int, int] | None = None
+        self.changed_at = 0.0
+        """When the file was last written to, in seconds since 1970."""
+
+    def read(self) -> tuple[list[dict[str, Any]], bool]:
+        """The rows that are new, and whether all earlier ones have gone with the file that they were in."""
+        try:
+            about = os.stat(self._path)  # noqa: PTH116 - the cheapest look, which is nearly always enough
+        except (FileNotFoundError, NotADirectoryError):
+            return [], self._forget()
+        seen = about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+        if seen == self._seen:
+            return [], False
+        with open_file(self._path) as file:
+            same = file.read(len(self._head)) == self._head and about.st_size >= self._offset
+            replaced = not same and self._forget()
+            file.seek(self._offset)
+            lines, newline, _ = file.read().rpartition(b"\n")
+            self._offset += len(lines) + len(newline)
+            if len(self._head) < _HEAD:
+                file.seek(0)
+                self._head = file.read(min(_HEAD, self._offset))
+        self._seen, self.changed_at = seen, about.st_mtime
+        return rows_in(lines), replaced
+
+    def _forget(self) -> bool:
+        """Begin anew; gives whether anything had been read."""
+        before, self._offset, self._head, self._seen = self._offset, 0, b"", None
+        return before > 0
 
 
 def read_exactly(path: Path, offset: int, count: int) -> bytes:

@@ -72,17 +72,44 @@ def check_torch_build(device: str) -> None:
 
 def _nvidia() -> list[list[str]]:
     """Index, name, MiB and id of each NVIDIA device, by the driver's own tool."""
+    return [row for row in _query_nvidia("index,name,memory.total,uuid") if len(row) == 4]
+
+
+@dataclass(frozen=True)
+class AcceleratorLoad:
+    """How busy an accelerator is, with whatever anybody does on it."""
+
+    index: int
+    busy: int | None
+    """Percent of the last moments in which it worked; None where the driver does not say."""
+    used: int
+    """Bytes of its memory that are taken."""
+    memory: int
+
+
+def accelerator_loads() -> list[AcceleratorLoad]:
+    """How busy each NVIDIA device is, by the driver's own tool; none where there is no such tool."""
+    rows = _query_nvidia("index,utilization.gpu,memory.used,memory.total")
+    return [
+        AcceleratorLoad(int(row[0]), int(row[1]) if row[1].isdigit() else None, int(row[2]) << 20, int(row[3]) << 20)
+        for row in rows
+        if len(row) == 4 and all(row[number].isdigit() for number in (0, 2, 3))
+    ]
+
+
+def _query_nvidia(fields: str) -> list[list[str]]:
+    """What the driver's tool says of each device."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
-    query = [tool, "--query-gpu=index,name,memory.total,uuid", "--format=csv,noheader,nounits"]
+    query = [tool, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         process = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return []
     if process.returncode != 0:
         return []
-    return [[word.strip() for word in line.split(",")] for line in process.stdout.splitlines() if line.count(",") == 3]
+    return [[word.strip() for word in line.split(",")] for line in process.stdout.splitlines()]
 
 
 def _quota() -> int:

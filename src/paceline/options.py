@@ -48,6 +48,13 @@ OnWords = Annotated[
     typer.Argument(metavar="[on.KEY=VALUE]...", help="Placement settings to change, such as on.micro_batch=64."),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", parser=path_of, help="A run folder.")]
+RunFolders = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN...", parser=path_of, help="Run folders, of runs that train or have trained."),
+]
+Once = Annotated[
+    bool, typer.Option("--once", help="Print where the runs stand, and end, as in a pipe; without it, follow them.")
+]
 DataFolder = Annotated[
     Path | None,
     typer.Option(

@@ -22,9 +22,9 @@ def notify(line: str) -> None:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Progress]:
+def progress_bar(watched: bool = True) -> Iterator[Progress]:
     """Show a progress bar on the terminal for as long as the block runs; nothing where nobody watches."""
-    if not sys.stderr.isatty():
+    if not (watched and sys.stderr.isatty()):
         yield silent
         return
     from rich import progress  # noqa: PLC0415 - most commands show none
@@ -44,6 +44,8 @@ def progress_bar() -> Iterator[Progress]:
     def show(task: str, done: int, total: int) -> None:
         if task not in tasks:
             tasks[task] = bar.add_task(escape(task), total=total)
+        if done < bar.tasks[tasks[task]].completed:  # the same once more, such as the validation of the next checkpoint
+            bar.reset(tasks[task])
         bar.update(tasks[task], completed=done, total=total)
 
     with bar, visible_output():

@@ -61,8 +61,9 @@ class Sink(Protocol):
         """Take a row that was just written to the record."""
 
     def progress(self, what: str, done: int, total: int) -> None:  # noqa: ARG002 - sinks that show it need them
-        """Take how far something has come that has no row yet: steps of training, images of a validation, or stopping,
-        which a signal has just asked for; a sink may leave it alone."""
+        """Take how far something has come that has no row yet: `training` in steps, `validation` in images, `averaging`
+        in checkpoints, `saving` (a total of 0: nobody knows), or `stopping`, which a signal has just asked for; a sink
+        may leave it alone."""
         return
 
 
@@ -181,13 +182,13 @@ def _finite(value: Any) -> Any:
 def rows_of(folder: Path) -> list[Row]:
     """The rows of a run's record; a line that a kill left unfinished is passed over."""
     with disk_faults(RunError, folder / RECORD, "cannot be read"):
-        return [row for row in read_rows(folder / RECORD) if _is_row(row)]
+        return [row for row in read_rows(folder / RECORD) if is_row(row)]
 
 
 def follow_rows(folder: Path) -> list[Row]:
     """The rows of a process that evaluates the run's checkpoints while it trains."""
     with disk_faults(RunError, folder / FOLLOWED, "cannot be read"):
-        return [row for row in read_rows(folder / FOLLOWED) if _is_row(row)]
+        return [row for row in read_rows(folder / FOLLOWED) if is_row(row)]
 
 
 def judged_rows(folder: Path) -> list[Row]:
@@ -213,14 +214,16 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
 """What rows hold that are read back; not finite numbers are null."""
 
 
-def _is_row(row: Row) -> bool:
+def is_row(row: Row) -> bool:
     """Whether a line of the record is a row, of a step where its kind has one."""
     kind, step = row.get("kind"), row.get("step", 0)
     return isinstance(kind, str) and type(step) is int and step >= 0 and ("step" in row or kind not in _STEPPED)
 
 
-def _is_whole(row: Row) -> bool:
+def is_whole(row: Row) -> bool:
     """Whether a row holds what its kind does: one that somebody has damaged is passed over like half a line."""
+    if not is_row(row):
+        return False
     fields = _FIELDS.get(row["kind"], {})
     return all(key in row and isinstance(row[key], types) for key, types in fields.items())
 
@@ -228,7 +231,7 @@ def _is_whole(row: Row) -> bool:
 def latest(rows: list[Row], kind: str) -> list[Row]:
     """The last row of each step, in the order of steps: a resumed run writes some steps again."""
     return [
-        row for _, row in sorted({row["step"]: row for row in rows if row["kind"] == kind and _is_whole(row)}.items())
+        row for _, row in sorted({row["step"]: row for row in rows if row["kind"] == kind and is_whole(row)}.items())
     ]
 
 
@@ -372,6 +375,9 @@ def start_row(plan: Plan, machine: Machine, step: int, before: list[Row], comman
         versions[package] = metadata.version(package)
     return {
         "step": step,
+        "steps": plan.steps,
+        "epochs": plan.epoch(plan.steps),
+        "metric": plan.recipe.stop.metric,
         "time": time.time(),
         "command": command,
         "placement": placement,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from conftest import make_plan, make_session, validation_row
 from paceline import checkpoint
@@ -15,8 +18,9 @@ from paceline.planning import Plan
 from paceline.record import Row, Run
 from paceline.sink.console import ConsoleSink
 from paceline.training.loop import train
+from record_rows import report_of, start_of
 
-START: Row = {"kind": "start", "step": 0, "parameters": 74_900, "arithmetic_changed": {}}
+START: Row = start_of(steps=6, epochs=1.0, parameters=74_900, arithmetic_changed={})
 
 
 def trained(plan: Plan, folder: Path) -> Run:
@@ -147,10 +151,65 @@ def test_a_bar_leaves_room_for_the_sign_of_an_interrupt_and_nothing_behind(tmp_p
     sink.row(START)
     sink.row({"kind": "interrupted", "step": 3, "why": "signal"})
     lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue()))
-    bars = [line for line in lines if line.startswith("training")]
+    bars = [line for line in lines if line.startswith("step ")]
     assert {len(line) for line in bars} == {57}
-    assert re.search(r" in 0:00:0\d -:--:-- left *$", bars[0])  # both times have names
-    assert out.getvalue().rindex("\x1b[2K") > out.getvalue().rindex("training")  # the line is wiped at the end
+    assert re.search(r" 0:00:0\d elapsed  -:--:-- left$", bars[0])
+    assert out.getvalue().rindex("\x1b[2K") > out.getvalue().rindex(" left")  # the display is wiped at the end
+
+
+def live(plan: Plan, run: Run) -> tuple[ConsoleSink, Callable[[], list[str]]]:
+    """A sink at a terminal, and what that shows at the moment."""
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True)
+    sink = ConsoleSink(plan, run, console)
+    sink.row(START)
+
+    def picture() -> list[str]:
+        out.seek(0)
+        out.truncate()
+        console.print(sink._live)
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+        return re.split(r"[\r\n]+", text)[:-1] if sink._live else []
+
+    return sink, picture
+
+
+def test_a_display_shows_numbers_and_what_is_done_beside_the_training(tmp_path: Path) -> None:
+    sink, picture = live(make_plan(), Run(tmp_path, "read"))
+    sink.progress("training", 3, 6)
+    sink.row(report_of(3) | {"epoch": 0.5})
+    assert any(line.startswith("step 3 of 6  ━━━") for line in picture())
+    assert "loss  1.9500     images/s now     80" in "".join(picture())
+    for what, done, total, name in (
+        ("saving", 0, 0, "saving "),
+        ("validation", 10, 37, "validating 10 of 37 "),
+        ("averaging", 1, 3, "averaging 1 of 3 "),
+    ):
+        sink.progress(what, done, total)
+        assert any(line.startswith(name) for line in picture())
+    sink.row(validation_row(3, 0.75))
+    assert not any(line.startswith("averaging") for line in picture())
+    assert "validation 75.00% at epoch 1" in "".join(picture())
+    sink.row({"kind": "interrupted", "step": 3, "why": "signal"})
+
+
+def test_training_never_waits_for_the_display(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, _ = live(make_plan(), Run(tmp_path, "read"))
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> list[Text]:
+        hangs.set()
+        goes_on.wait(30)
+        return []
+
+    monkeypatch.setattr("paceline.sink.live.numbers", hang)
+    assert hangs.wait(30)
+    for step in range(1, 7):
+        sink.progress("training", step, 6)
+        sink.row(report_of(step))
+    assert not goes_on.is_set()
+    goes_on.set()
+    sink.row({"kind": "failed", "why": "test"})
 
 
 def test_arithmetic_that_has_changed_is_told_at_the_start(tmp_path: Path) -> None:

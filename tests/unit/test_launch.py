@@ -193,6 +193,19 @@ def test_a_machine_without_a_working_driver_has_no_accelerators(fault: str, monk
     assert machine.this_machine().accelerators == 0
 
 
+def test_the_load_of_accelerators_is_what_their_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "0, 97, 46080, 143771\n1, [N/A], 0, 143771\n2, 5, [N/A], [N/A]\nUnable to determine\n"
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    answer = subprocess.CompletedProcess([], 0, stdout=lines, stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *words, **options: answer)
+    assert machine.accelerator_loads() == [
+        machine.AcceleratorLoad(0, 97, 45 << 30, 143771 << 20),
+        machine.AcceleratorLoad(1, None, 0, 143771 << 20),
+    ]
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert machine.accelerator_loads() == []
+
+
 @pytest.mark.parametrize(("limit", "expected"), [("1073741824", 1 << 30), ("max", None), ("99999999999999999", None)])
 def test_the_memory_of_a_container_is_its_limit(
     limit: str, expected: int | None, monkeypatch: pytest.MonkeyPatch

@@ -49,3 +49,4 @@ def test_a_report_reads_sums_by_their_names(names: tuple[str, str], monkeypatch:
     row = Clock(plan, [], 0).report(state)
     assert (row["loss"], row["top1"], row["last_loss"], row["last_top1"]) == (1.5, 0.25, 0.5, 0.125)
     assert not state.sums.any()
+    assert row["memory"] > 1 << 20  # what this process has taken

@@ -43,7 +43,7 @@ from pictures_made import Made, make_pictures, split, write_folder, write_tars
 FORMATS = [*WRITERS, "pack"]
 WORDS = ("on.loader_workers=2", "on.micro_batch=4")
 EXACT = ("on.precision=fp64", "on.cpu_threads=1", *WORDS)
-TIMES = {"step_seconds", "images_per_second", "waiting", "total_seconds", "seconds"}
+TIMES = {"step_seconds", "images_per_second", "waiting", "total_seconds", "seconds", "memory"}
 
 
 def lessons(run: Path) -> list[dict[str, object]]:

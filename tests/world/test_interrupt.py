@@ -42,5 +42,5 @@ def test_an_interrupt_at_a_terminal_is_answered_and_saved(tmp_path: Path) -> Non
     assert "\\x1b" not in text  # what steers the terminal reached it as it is
     answer, saved = text.index("then saving; press again to stop without"), text.index("Interrupted after step")
     assert answer < saved
-    assert text.rindex("training") < text.rindex("\x1b[2K") < saved
+    assert text.rindex(" left") < text.rindex("\x1b[2K") < saved
     assert rows_of(tmp_path / "run")[-1]["kind"] == "interrupted"

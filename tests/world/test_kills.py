@@ -14,7 +14,7 @@ from processes import Training, fingerprint, newest_step, write_small
 
 from paceline.record import latest, rows_of
 
-TIMES = {"step_seconds", "images_per_second", "waiting", "total_seconds", "seconds"}
+TIMES = {"step_seconds", "images_per_second", "waiting", "total_seconds", "seconds", "memory"}
 LONG = {"epochs": "100"}
 
 

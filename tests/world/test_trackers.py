@@ -20,7 +20,7 @@ from paceline.sink.csv import TRAINING, VALIDATION
 from paceline.sink.tracked import SECTIONS, tracked
 
 Numbers = dict[tuple[str, int], float]
-CLOCK = {"step_seconds", "images_per_second", "waiting", "total_seconds", "seconds"}
+CLOCK = {"step_seconds", "images_per_second", "waiting", "total_seconds", "seconds", "memory"}
 """Fields that differ when steps are trained again: a tracker keeps the first, the record counts the last."""
 
 

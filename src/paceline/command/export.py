@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.command.tables import show_facts
 from paceline.exporting.request import read_request
+from paceline.progress import progress_bar
 
 if TYPE_CHECKING:
     from paceline.exporting.folder import Exported
@@ -21,7 +22,8 @@ def run(
     request = read_request(folder, to, out, checkpoint, half, images, data)
     from paceline.exporting.folder import export_run
 
-    exported = export_run(request, allow_difference)
+    with progress_bar() as progress:
+        exported = export_run(request, allow_difference, progress)
     if as_json:
         facts = {"file": str(exported.file), "step": exported.step, **asdict(exported.comparison)}
         show_facts(facts, as_json)

@@ -15,9 +15,13 @@ from paceline.exporting.request import FILES, ExportRequest
 from paceline.exporting.torchvision_names import twin
 from paceline.exporting.writers import write_model
 from paceline.files import disk_faults, write_whole
+from paceline.progress import Progress, silent
 from paceline.record import json_text
 from paceline.settings.data import Center
 from paceline.training.opened import REFERENCE, OpenedRun, open_run
+
+_STAGES = 3
+"""Opening the run, writing the network, and comparing it."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,9 @@ class Exported:
     comparison: Comparison
 
 
-def export_run(request: ExportRequest, allow_difference: bool = False) -> Exported:
+def export_run(request: ExportRequest, allow_difference: bool = False, progress: Progress = silent) -> Exported:
     """Write a network, run it on real images, and move it into place if it answers as the run's own network does."""
+    progress("exporting", 0, _STAGES)
     sample = request.sample
     images = None if sample.table is None else len(sample.table)
     opened = open_run(request.run, request.checkpoint, REFERENCE, images)
@@ -41,8 +46,10 @@ def export_run(request: ExportRequest, allow_difference: bool = False) -> Export
         request.out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=request.out) as scratch:
             file = Path(scratch, FILES[request.to])
+            progress("exporting", 1, _STAGES)
             classifier, recipe = opened.classifier(), opened.plan.recipe
             scores, by = write_model(request.to, classifier, recipe, opened.side, described, file, request.half)
+            progress("exporting", 2, _STAGES)
             result = compare(opened, batches, labels, scores, by)
             if not result.agrees and not allow_difference:
                 raise RunError(_too_different(request, result))

@@ -1,22 +1,20 @@
-"""What a person sees while a run trains: a live line on a terminal, plain lines elsewhere."""
+"""What a person sees while a run trains: a live display at a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from paceline import checkpoint
 from paceline.data.load.quarantine import QUARANTINE, quarantined
 from paceline.planning import Plan
 from paceline.record import NOT_FINITE, Row, Run, Sink, best_step, json_text, latest
 from paceline.settings.data import Shapes
+from paceline.sink.live import LiveDisplay
 from paceline.terminal import Terminal
 from paceline.visible import long_time, plural
 
@@ -33,50 +31,19 @@ def show_evaluated(as_json: bool, row: Row) -> None:
     console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-class _Bar(Progress):
-    """Bars that leave room for the ^C of a terminal: one that ran on into the next line would stay there."""
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        return [_Narrow(bars) for bars in super().get_renderables()]
-
-
-@dataclass(frozen=True)
-class _Narrow:
-    """Something drawn a few columns narrower than the terminal."""
-
-    inside: RenderableType
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from console.render(self.inside, options.update(width=max(1, options.max_width - 3)))
-
-
 class ConsoleSink(Sink):
-    """A progress bar with the newest numbers beside it; each validation stays as a line above."""
+    """Bars and the newest numbers; each validation stays as a line above them."""
 
     def __init__(self, plan: Plan, run: Run, console: Console) -> None:
         self._plan, self._run, self._console = plan, run, console
-        self._bar = _Bar(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}  in"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        self._live = LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else None
         self._updated_at = time.monotonic()
         self._step = 0
         self._validates = False
-        images = plan.evaluated_images
-        self._tasks = {
-            "training": self._bar.add_task("training", total=plan.steps, numbers=""),
-            "validation": self._bar.add_task("validation", total=images, numbers="images", visible=False),
-        }
 
     def row(self, row: Row) -> None:
+        if self._live:
+            self._live.row(row)
         match row["kind"]:
             case "start":
                 self._start(row)
@@ -91,12 +58,10 @@ class ConsoleSink(Sink):
                 self._stop(row)
             case "note":
                 style = "yellow" if row["warning"] else None
-                self._bar.console.print(escape(row["text"]), style=style, highlight=False, soft_wrap=True)
+                self._console.print(escape(row["text"]), style=style, highlight=False, soft_wrap=True)
             case "end":
-                self._bar.stop()
                 self._end(row)
             case "interrupted":
-                self._bar.stop()
                 folder = shlex.quote(str(self._run.folder))
                 why = f"The time limit of {self._plan.placement.time_limit} is reached"
                 self._print(
@@ -104,8 +69,6 @@ class ConsoleSink(Sink):
                     f"{self._plan.steps}; saved. Continue with:"
                 )
                 self._print_whole(f"paceline resume {folder}")
-            case "failed":
-                self._bar.stop()
             case _:
                 pass
 
@@ -115,21 +78,20 @@ class ConsoleSink(Sink):
             return
         if what == "training":
             self._step = done
-        now = time.monotonic()
-        terminal = self._console.is_terminal
-        # A small network makes hundreds of steps a second; in a file only a long validation says how far it is.
-        if now - self._updated_at < (0.1 if terminal else 10) or not (terminal or what == "validation"):
+        if self._live:
+            self._live.progress(what, done, total)
             return
-        self._updated_at = now
-        self._bar.update(self._tasks[what], completed=done, visible=True)
-        if not terminal:
+        now = time.monotonic()
+        # In a file only a long validation says how far it is.
+        if what == "validation" and now - self._updated_at >= 10:
+            self._updated_at = now
             self._console.print(f"{what}: {done:,} of {total:,} images")
 
     def _answer_signal(self) -> None:
         """Say at once that a signal was heard: a step may take long, and who presses again loses it."""
         what = f"step {self._step + 1}" if self._plan.replicas == 1 else "a few steps"
         doing = "leaving the validation" if self._validates else f"finishing {what}"
-        self._bar.console.print(f"{doing}, then saving; press again to stop without", soft_wrap=True)
+        self._console.print(f"{doing}, then saving; press again to stop without", soft_wrap=True)
 
     def _start(self, row: Row) -> None:
         self._step = row["step"]
@@ -144,32 +106,30 @@ class ConsoleSink(Sink):
         )
         for key, (old, new) in row["arithmetic_changed"].items():
             self._print(f"on.{key} was {old} and is {new}: rounding changes from here on")
-        self._bar.update(self._tasks["training"], completed=row["step"])
-        self._bar.start()
+        if self._live:
+            self._live.start(self._run.rows() or [row])  # above it stands what this run is
 
     def _report(self, row: Row) -> None:
         numbers = f"loss {row['loss']:.4f}  top-1 {row['top1']:.2%}  {_speed(row['images_per_second'])} images/s"
         if row["bad_steps"]:
             numbers += f"  [red]{plural(row['bad_steps'], 'bad step')}[/red]"
-        self._bar.update(self._tasks["training"], completed=row["step"], numbers=numbers)
-        if not self._console.is_terminal:
+        if not self._live:
             steps = self._plan.steps - row["step"]
             left = f"  {long_time(steps * row['step_seconds'])} left" if steps else ""
             begin = f"step {row['step']}/{self._plan.steps}  epoch {row['epoch']:.2f}  lr {row['lr']:.3g}"
             self._console.print(f"{begin}  {numbers}{left}", soft_wrap=True)
 
     def _validation(self, row: Row) -> None:
-        self._bar.reset(self._tasks["validation"], visible=False)
         what = f"{'partial ' if row.get('partial') else ''}{'EMA' if row.get('averaged') else 'validation'}"
         top5 = f"  top-5 {row['top5']:.2%}" if self._plan.facts.classes > 5 else ""
-        self._bar.console.print(
+        self._console.print(
             f"epoch {row['epoch']:.2f}  {what} top-1 [bold]{row['top1']:.2%}[/bold]{top5}  "
             f"loss {row['loss']:.4f}  in {row['seconds']:.1f} s",
             soft_wrap=True,
             highlight=False,
         )
         if "majority" in row:
-            self._bar.console.print(
+            self._console.print(
                 f"  unequal classes: balanced accuracy {row['balanced_accuracy']:.2%}; the largest is "
                 f"{row['majority']:.2%} of the images",
                 soft_wrap=True,
@@ -186,7 +146,7 @@ class ConsoleSink(Sink):
             if row["best"] is not None:
                 better = f"no better {name} than {row['best']:{form}} after step {row['best_step']}"
             text = f"{plural(row['no_better'], 'validation')} in a row had {better}"
-        self._bar.console.print(f"Ended after step {row['step']} of {self._plan.steps}: {text}", soft_wrap=True)
+        self._console.print(f"Ended after step {row['step']} of {self._plan.steps}: {text}", soft_wrap=True)
 
     def _end(self, row: Row) -> None:
         """What came out, where it is, and what to try next."""

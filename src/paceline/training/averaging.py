@@ -18,8 +18,10 @@ from paceline.device import widest_float
 from paceline.errors import Damaged, RunError
 from paceline.job import Job
 from paceline.optim.averages import StateDict, average_networks
+from paceline.progress import Progress, progress_bar, silent
 from paceline.record import Row, json_text, latest
 from paceline.sink import open_sinks
+from paceline.sink.bar import BarSink
 from paceline.training.evaluate import evaluate, evaluate_network
 from paceline.training.restore import give_network, load_checkpoint
 from paceline.training.selection import steps_to_average
@@ -60,7 +62,9 @@ def average_at_end(session: Session) -> None:
     plan, world, run = session.plan, session.world, session.run
     if not plan.averaged_steps:
         return
-    average = read_and_average(run.checkpoints, plan.averaged_steps, Method()) if world.first else AveragedNetwork()
+    average = AveragedNetwork()
+    if world.first:
+        average = read_and_average(run.checkpoints, plan.averaged_steps, Method(), run.progress)
     for fault in average.faults:  # a damaged checkpoint does not fail a run at its end
         run.note(f"left out of the average: {fault}", warning=True)
     average.steps = world.broadcast_object(average.steps)
@@ -73,10 +77,14 @@ def average_at_end(session: Session) -> None:
 
 def average_run(job: Job, folder: Path, last: int | None, method: Method) -> tuple[list[Row], list[str]]:
     """Evaluate the last checkpoint, then the average of all; gives both rows, and notes for people."""
-    with open_session(job.plan, folder, "append", data_folder=job.data_folder, launch=job.launch) as session:
+    with (
+        open_session(job.plan, folder, "append", data_folder=job.data_folder, launch=job.launch) as session,
+        progress_bar(session.world.first) as show,
+    ):
+        average = AveragedNetwork()
         if session.world.first:
-            session.run.sinks = open_sinks(job.plan, session.run)
-        average = _average_checkpoints(folder, last, method) if session.world.first else AveragedNetwork()
+            session.run.sinks = [*open_sinks(job.plan, session.run), BarSink(show)]
+            average = _average_checkpoints(folder, last, method, session.run.progress)
         average.steps = session.world.broadcast_object(average.steps)
         load_checkpoint(session, average.steps[-1], average.last if session.world.first else None)
         result = evaluate(session).row
@@ -85,12 +93,12 @@ def average_run(job: Job, folder: Path, last: int | None, method: Method) -> tup
     return [{"method": name, "steps": average.steps[-1:], **result}, row], [f"passed over: {f}" for f in average.faults]
 
 
-def _average_checkpoints(folder: Path, last: int | None, method: Method) -> AveragedNetwork:
+def _average_checkpoints(folder: Path, last: int | None, method: Method, progress: Progress) -> AveragedNetwork:
     """Average the checkpoints; if a run that trains removes one of them meanwhile, they are chosen anew."""
     average = AveragedNetwork()
     for _ in range(checkpoint.ATTEMPTS):
         steps = steps_to_average(folder, last)
-        average = read_and_average(folder / "checkpoints", steps, method)
+        average = read_and_average(folder / "checkpoints", steps, method, progress)
         missing = [step for step in steps if step not in average.steps]
         if not any(checkpoint.is_gone(folder / "checkpoints" / checkpoint.name_of(step)) for step in missing):
             break
@@ -99,12 +107,13 @@ def _average_checkpoints(folder: Path, last: int | None, method: Method) -> Aver
     return average
 
 
-def read_and_average(folder: Path, steps: list[int], method: Method) -> AveragedNetwork:
+def read_and_average(folder: Path, steps: list[int], method: Method, progress: Progress = silent) -> AveragedNetwork:
     """Average the checkpoints of these steps, passing over damaged ones; each is read once."""
     average = AveragedNetwork()
 
     def networks() -> Iterator[StateDict]:
-        for step in steps:
+        for number, step in enumerate(steps):
+            progress("averaging", number, len(steps))
             try:
                 average.last = checkpoint.read(folder / checkpoint.name_of(step))
             except Damaged as fault:
@@ -112,6 +121,7 @@ def read_and_average(folder: Path, steps: list[int], method: Method) -> Averaged
             else:
                 average.steps.append(step)
                 yield tensors_from(average.last[checkpoint.NETWORK])
+        progress("averaging", len(steps), len(steps))
 
     average.tensors = average_networks(networks(), method.decay)
     return average

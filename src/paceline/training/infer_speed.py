@@ -18,14 +18,14 @@ from paceline.device import pinned
 from paceline.job import Job
 from paceline.model.init import initialize, published
 from paceline.model.whole import Whole
-from paceline.progress import Progress
+from paceline.progress import Progress, progress_bar
 from paceline.settings.model import External
 from paceline.training import timing
 from paceline.training.opened import load_evaluated
 from paceline.training.profiling import profile_work
 from paceline.training.session import Session, open_session
 from paceline.training.stopwatch import Fed, measure_fed, over_replicas, wait_for
-from paceline.training.train_speed import bar_of, memory_faults, memory_peaks
+from paceline.training.train_speed import memory_faults, memory_peaks
 
 PERCENTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
@@ -42,7 +42,7 @@ def bench_infer(
     """
     with open_session(
         job.plan, folder, data_folder=job.data_folder, launch=job.launch, quarantine=folder
-    ) as session, bar_of(session) as progress:  # fmt: skip
+    ) as session, progress_bar(session.world.first) as progress:  # fmt: skip
         network = Whole(session.plan, session.world)
         step = _set_weights(network, None if run is None else Path(run), which)
         images = _some_images(session.loader, max(batches))

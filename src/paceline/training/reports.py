@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from paceline import schedule
+from paceline.device import peak_memory
 from paceline.model.metrics import TRAIN_SUMS, Means
 from paceline.planning import Plan
 from paceline.record import Row, latest
@@ -77,6 +78,7 @@ class Clock:
             "images_per_second": done / seconds,
             "waiting": self._waited / seconds,
             "total_seconds": self._total,
+            "memory": peak_memory(plan.placement.device),
         }
         state.sums.zero_()
         state.reported = self._step = state.step

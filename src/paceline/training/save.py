@@ -68,6 +68,7 @@ def finish_saving(session: Session) -> None:
     """Wait until what was saved last is on disk, and refuse to go on if it is not."""
     if session.saver is None:
         return
+    session.run.progress("saving", 0, 0)
     session.saver.join()
     tell_saved(session)
     if session.saver.fault:

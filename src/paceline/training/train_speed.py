@@ -13,7 +13,7 @@ import torch
 from paceline.data.load.batches import MicroBatch
 from paceline.errors import Broken
 from paceline.job import Job
-from paceline.progress import Progress, progress_bar, silent
+from paceline.progress import progress_bar
 from paceline.training.profiling import profile_work
 from paceline.training.restore import restore_newest
 from paceline.training.run import out_of_memory
@@ -32,7 +32,7 @@ def bench_train(
     """
     with open_session(
         job.plan, folder, data_folder=job.data_folder, launch=job.launch, quarantine=folder
-    ) as session, memory_faults(out_of_memory(job.plan)), bar_of(session) as progress:  # fmt: skip
+    ) as session, memory_faults(out_of_memory(job.plan)), progress_bar(session.world.first) as progress:  # fmt: skip
         restore_newest(session)
         with closing(session.loader.training(0)) as batches:
             fed = Fed(batches, lambda one: _take(session, one))
@@ -60,16 +60,6 @@ def memory_faults(message: str) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise Broken(message) from None
-
-
-@contextmanager
-def bar_of(session: Session) -> Iterator[Progress]:
-    """The progress bar of the first replica."""
-    if not session.world.first:
-        yield silent
-        return
-    with progress_bar() as progress:
-        yield progress
 
 
 def memory_peaks(session: Session) -> dict[str, int | None]:

@@ -12,8 +12,10 @@ from paceline.data.load.quarantine import QUARANTINE, quarantined
 from paceline.errors import Damaged, RunError
 from paceline.job import Job
 from paceline.model.hardest import HARDEST
+from paceline.progress import progress_bar
 from paceline.record import Row
 from paceline.sink import open_sinks
+from paceline.sink.bar import BarSink
 from paceline.training.details import WRONG, details_folder, worst, write_details
 from paceline.training.evaluate import Evaluation, evaluate
 from paceline.training.restore import load_checkpoint
@@ -33,11 +35,14 @@ def validate_run(
     quarantine = folder / "test" if selection.test else None
     notes: list[str] = []
     rows, found = [], []
-    with open_session(
-        plan, folder, "append", data_folder=job.data_folder, launch=job.launch, quarantine=quarantine
-    ) as session:
+    with (
+        open_session(
+            plan, folder, "append", data_folder=job.data_folder, launch=job.launch, quarantine=quarantine
+        ) as session,
+        progress_bar(session.world.first) as show,
+    ):
         if session.world.first:
-            session.run.sinks = open_sinks(plan, session.run)
+            session.run.sinks = [*open_sinks(plan, session.run), BarSink(show)]
         if quarantine and session.world.first:
             with suppress(OSError):  # where nothing can be written, the record says so
                 quarantine.mkdir(exist_ok=True)
