@@ -14,7 +14,8 @@ from paceline.job import Job
 from paceline.model.hardest import HARDEST
 from paceline.record import Row
 from paceline.sink import open_sinks
-from paceline.training.details import WRONG, details_folder, worst, write_details
+from paceline.training.answers import WRONG
+from paceline.training.details import details_folder, worst, write_details
 from paceline.training.evaluate import Evaluation, evaluate
 from paceline.training.restore import load_checkpoint
 from paceline.training.selection import Selection, steps_to_evaluate
