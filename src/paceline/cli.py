@@ -18,8 +18,8 @@ from paceline.visible import visible_output
 from paceline.options import (
     Against, All, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords, Details,
     Device, Evaluated, ExportFolder, ExportTo, Follow, GivenWords, Half, HeatmapFolder, Json, NewRun, On, OnWords,
-    Out, Profile, RecipeOrFolder, RecipeWord, Replicas, ResultFile, RunFolder, Seconds, SettingWords, SourceFolder,
-    TestFolder, Threshold, TimeLimit, Top, Until, path_of, time_words,
+    Out, Profile, RecipeOrFolder, RecipeWord, Replicas, ReportFile, ResultFile, RunFolder, RunFolders, Seconds,
+    SettingWords, SourceFolder, TestFolder, Threshold, TimeLimit, Top, Until, path_of, time_words,
 )  # fmt: skip
 # isort: on
 
@@ -96,6 +96,14 @@ def predict(
     from paceline.command import predict as verb
 
     raise typer.Exit(verb.run(run, images, checkpoint, top, threshold, heatmap, csv, device, json))
+
+
+@app.command(epilog="Example: paceline report runs/a runs/b --out both.html")
+def report(runs: RunFolders, out: ReportFile = None, data: DataFolder = None) -> None:
+    """Write a page with the curves and mistakes of runs."""
+    from paceline.command import report as verb
+
+    verb.run(runs, out, data)
 
 
 @app.command(epilog="Example: paceline export runs/mine --to onnx")

@@ -48,6 +48,7 @@ OnWords = Annotated[
     typer.Argument(metavar="[on.KEY=VALUE]...", help="Placement settings to change, such as on.micro_batch=64."),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", parser=path_of, help="A run folder.")]
+RunFolders = Annotated[list[Path], typer.Argument(metavar="RUN...", parser=path_of, help="Run folders.")]
 DataFolder = Annotated[
     Path | None,
     typer.Option(
@@ -160,6 +161,15 @@ BenchData = Annotated[
     Path | None,
     typer.Option(
         "--data", metavar="FOLDER", parser=path_of, help="Measure on the images here; on synthetic ones if left out."
+    ),
+]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        parser=path_of,
+        help="One file that needs nothing else; if left out, of one run, report.html in its folder.",
     ),
 ]
 ResultFile = Annotated[

@@ -30,7 +30,7 @@ from paceline.settings.types import Settings
 
 Row = dict[str, Any]
 
-PLAN, RECORD, FOLLOWED = "plan.yaml", "record.jsonl", "follow.jsonl"
+PLAN, RECORD, FOLLOWED, REPORT = "plan.yaml", "record.jsonl", "follow.jsonl", "report.html"
 Mode = Literal["own", "append", "read"]
 INTACT = "all checkpoints so far are intact"
 """What to know when the disk refuses a row."""

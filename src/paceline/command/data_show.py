@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-
 from paceline.command.data_source import existing_folder, read_settings
 from paceline.command.tables import show_facts, show_rows
 from paceline.data.index.locate import locate
@@ -121,7 +120,7 @@ def _write_sheet(recipe: Recipe, index: Index, sheet: Path) -> None:
     names = _class_names(counted, folder)
     from paceline.data.inspect.samples import draw_samples
 
-    pairs = [(names[image], pixels) for image, pixels in draw_samples(plan, folder, _IMAGES)]
+    pairs = [(names[sample.image], sample.shown) for sample in draw_samples(plan, folder, _IMAGES)]
     with disk_faults(DataError, sheet, "cannot be written"):
         _draw(pairs, plan.facts.side).save(sheet, "PNG")
 

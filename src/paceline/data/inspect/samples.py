@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,11 +24,20 @@ from paceline.planning import Plan
 from paceline.settings.data import Files
 
 
-def draw_samples(plan: Plan, folder: Path | None, count: int) -> Iterator[tuple[int, list[UInt8s]]]:
-    """The first images of the endless list: each by its index, and as it is there and in a later epoch."""
+class Sample(NamedTuple):
+    """A training image: its index, its label, and what the network sees of it the first time and in a later epoch."""
+
+    image: int
+    label: int
+    shown: list[UInt8s]
+
+
+def draw_samples(plan: Plan, folder: Path | None, count: int) -> Iterator[Sample]:
+    """The first images of the endless list."""
     source = None if isinstance(plan.data, Files) else open_source(plan, folder)
     for image, *positions in position_pairs(plan, count):
-        yield image, [_pixels_at(plan, folder, source, position) for position in positions]
+        labels, shown = zip(*(_seen_at(plan, folder, source, position) for position in positions), strict=True)
+        yield Sample(image, labels[0], list(shown))
 
 
 def position_pairs(plan: Plan, count: int) -> list[tuple[int, int, int]]:
@@ -46,8 +56,9 @@ def position_pairs(plan: Plan, count: int) -> list[tuple[int, int, int]]:
     return [(image, int(first), later[image]) for first, image in zip(firsts, images, strict=True)]
 
 
-def _pixels_at(plan: Plan, folder: Path | None, source: Source | None, position: int) -> UInt8s:
-    """The training image at a position of the endless list as the network sees it, before mixing and normalization."""
+def _seen_at(plan: Plan, folder: Path | None, source: Source | None, position: int) -> tuple[int, UInt8s]:
+    """The label and the pixels of the training image at a position of the endless list as the network
+    sees it, before mixing and normalization."""
     # The layout that gives one replica exactly this image: whatever the layout, the image is the same.
     layout = {"micro_batch": 1, "replicas": plan.global_batch, "decoded_validation": False, "loader_workers": 1}
     data = plan.data.model_copy(update={"normalize": "mean"})
@@ -71,5 +82,4 @@ def _pixels_at(plan: Plan, folder: Path | None, source: Source | None, position:
     assert batch.draws is not None
     (image,) = augment.unmixed(augment.prepare(batch.images, batch.draws), batch.draws)
     colors = image + torch.tensor(data.mean).view(-1, 1, 1) * 255
-    pixels: UInt8s = colors.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
-    return pixels
+    return int(batch.labels[0]), colors.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
