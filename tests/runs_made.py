@@ -61,7 +61,7 @@ def write_answers(
     for number, (name, row) in enumerate(zip(names, confusion, strict=True)):
         answered = sum(line[number] for line in confusion)
         classes.append([name, sum(row), answered, row[number], 0.5, row[number] / max(1, sum(row)), 0.5])
-    tables = {
+    tables: dict[str, list[Sequence[Any]]] = {
         CLASSES: [CLASS_COLUMNS, *classes],
         CONFUSION: [["truth", *names], *([name, *row] for name, row in zip(names, confusion, strict=True))],
         HARD: [IMAGE_COLUMNS, *images],

@@ -71,8 +71,8 @@ def run(tmp_path: Path) -> Path:
 def test_a_page_says_what_came_out_of_a_run(run: Path) -> None:
     text = read(run).text
     for said in (
-        "mine", "resnet8, 75,290 parameters, on generated", "96 training and 37 validation images of 3 classes", "70.00%",
-        "after step 6", "123", "paceline train page.yaml seed=1", "came to its end", "here", "abc",
+        "mine", "resnet8, 75,290 parameters, on generated", "96 training and 37 validation images of 3 classes",
+        "70.00%", "after step 6", "123", "paceline train page.yaml seed=1", "came to its end", "here", "abc",
     ):  # fmt: skip
         assert said in text, said
     assert "--out" not in text  # the same words would only find this run again

@@ -10,7 +10,8 @@ from paceline.reporting.shown_run import ShownRun, number
 
 MOST_POINTS = 1500
 """Points of a curve; of more, every so many are drawn, and always the last."""
-Unit = Literal["number", "percent", "count"]
+Unit = Literal["loss", "number", "percent", "count"]
+"""How values are written; the axis of all but a loss begins at zero."""
 
 
 class _Line(NamedTuple):
@@ -28,9 +29,9 @@ class _Chart(NamedTuple):
 
 
 _CHARTS = (
-    _Chart("Loss", "number", (_Line("training", "loss", "training"), _Line("validation", "loss", "validation"))),
+    _Chart("Loss", "loss", (_Line("training", "loss", "training"), _Line("validation", "loss", "validation"))),
     _Chart(
-        "Top-1 accuracy",
+        "Accuracy",
         "percent",
         (
             _Line("training", "top1", "training"),

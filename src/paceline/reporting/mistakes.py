@@ -188,5 +188,5 @@ def _figure(one: _Mistake, pictures: ValidationPictures) -> Html:
     if key is not None:
         tick = element("input", type="checkbox", data_file=key)
         corrected = element("input", type="text", value=one.answer, aria_label="class", disabled=True)
-        parts.append(element("label", tick, corrected))
+        parts.append(element("label", tick, element("span", "wrong label"), corrected))
     return element("figure", *parts, data_loss=f"{one.loss:.6g}", data_confidence=f"{one.answer_probability:.6g}")

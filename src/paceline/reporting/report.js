@@ -2,7 +2,7 @@
 "use strict";
 
 const COLORS = ["#3b7dd8", "#e0803a", "#35a06c", "#c9518f", "#8a6fd1", "#b3922a", "#2f9fb3", "#8b8f96"];
-const FORMATS = { percent: ".2%", number: ".4~g", count: ",.0f" };
+const FORMATS = { percent: ".2%", number: ".4~g", loss: ".4~g", count: ",.0f" };
 
 function plain(text) {
   // Plotly takes names for a little HTML of its own.
@@ -24,16 +24,17 @@ function trace(series, unit) {
 function draw(place, figure) {
   const paired = new Set(figure.series.map((series) => series.style)).size > 1;
   const traces = figure.series.map((series) => trace({ ...series, paired }, figure.unit));
-  const ticks = { percent: { tickformat: "~%" }, number: { tickformat: "~g" }, count: { tickformat: ",.0f" } };
-  const axis = { automargin: true, fixedrange: false, zeroline: false, ticks: "", showline: false };
+  const largest = Math.max(...figure.series.flatMap((series) => series.y.map(Math.abs)));
+  const tickformat = figure.unit === "percent" ? "~%" : largest >= 1e4 ? "~s" : "~g";
+  const axis = { automargin: false, zeroline: false, ticks: "", showline: false };
   const layout = {
-    margin: { l: 8, r: 12, t: 6, b: 8 }, showlegend: false, hovermode: "x unified", hoverdistance: -1,
+    margin: { l: 48, r: 10, t: 8, b: 40 }, showlegend: false, hovermode: "x unified", hoverdistance: -1,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12 },
     xaxis: { ...axis, showgrid: false, title: { text: "epoch", font: { size: 12 }, standoff: 4 }, hoverformat: ".4~g" },
-    yaxis: { ...axis, nticks: 6, ...ticks[figure.unit] },
+    yaxis: { ...axis, nticks: 6, tickformat },
   };
-  if (figure.unit !== "number") layout.yaxis.rangemode = "tozero";
+  if (figure.unit !== "loss") layout.yaxis.rangemode = "tozero";
   const config = {
     responsive: true, displaylogo: false,
     modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d", "zoomIn2d", "zoomOut2d", "pan2d", "zoom2d"],
