@@ -83,8 +83,8 @@ def _pairs(names: list[str], counts: list[list[int]]) -> list[_Pair]:
         for answer, images in enumerate(row)
         if images and answer != truth
     )
-    most = nlargest(_PAIRS, wrong)
-    return [_Pair(names[-truth], names[-answer], images, sum(counts[-truth])) for images, truth, answer in most]
+    most = [(-truth, -answer, images) for images, truth, answer in nlargest(_PAIRS, wrong)]
+    return [_Pair(names[truth], names[answer], images, sum(counts[truth])) for truth, answer, images in most]
 
 
 def _matrix(names: list[str], counts: list[list[int]]) -> Html:

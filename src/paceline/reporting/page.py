@@ -30,7 +30,7 @@ def write_report(runs: list[ShownRun], path: Path, script: Path | None = None) -
     plotly = plotly_script()
     with disk_faults(RunError, path, "cannot be written"):
         if script is None:
-            write_whole(path, page(runs, plotly.read_text()))
+            write_whole(path, page(runs, plotly.read_text("utf-8")))
             return
         if not script.is_file() or script.stat().st_size != plotly.stat().st_size:
             _put(plotly, script)
@@ -95,7 +95,7 @@ def _policy(beside: bool) -> str:
 
 
 def _own(name: str) -> str:
-    return (files("paceline.reporting") / name).read_text()
+    return (files("paceline.reporting") / name).read_text("utf-8")
 
 
 def _data(text: str) -> Html:
@@ -132,7 +132,7 @@ def _headline(runs: list[ShownRun]) -> Html:
     parameters = number(run.starts[-1].get("parameters")) if run.starts else None
     network = f"{run.network}, {parameters:,.0f} parameters" if parameters is not None else run.network
     images = f"{facts.images:,} training and {facts.validation_images:,} validation images"
-    about = f"{network}, on {run.data.name}: {images} of {plural(facts.classes, 'class').replace('classs', 'classes')}"
+    about = f"{network}, on {run.data.name}: {images} of {facts.classes:,} classes"
     return joined(element("h1", run.name), element("p", about), element("div", *tiles, class_="tiles"))
 
 
@@ -170,13 +170,13 @@ def _samples(run: ShownRun) -> Html | None:
     """Training images as the network saw them, which the run has drawn when it started."""
     try:
         rows = json.loads(read_whole(run.folder / SAMPLES))["samples"]
-        figures_ = [_sample(str(row["class"]), [str(shown) for shown in row["shown"]]) for row in rows]
+        drawn = [_sample(str(row["class"]), [str(shown) for shown in row["shown"]]) for row in rows]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     note = element(
         "p", "Training images after augmentation: each in the first epoch and in a later one.", class_="quiet"
     )
-    return _section("What the network saw", note, element("div", *figures_, class_="pictures samples"))
+    return _section("What the network saw", note, element("div", *drawn, class_="pictures samples"))
 
 
 def _sample(name: str, shown: list[str]) -> Html:

@@ -47,7 +47,7 @@ class ValidationPictures:
         """The picture of an image; None where it cannot be had."""
         try:
             return self._picture(name)
-        except (UserError, Exception):  # noqa: BLE001 - a damaged file makes Pillow's many readers raise anything
+        except Exception:  # noqa: BLE001 - a damaged file makes Pillow's many readers raise anything
             return None
 
     def key(self, name: str) -> str | None:
