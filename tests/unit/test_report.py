@@ -58,7 +58,7 @@ class Read(HTMLParser):
 
 def read(*folders: Path, data: Path | None = None) -> Read:
     """A page without the charts' script."""
-    return Read(page.page([read_run(folder, data) for folder in folders], None))
+    return Read(page.report_page([read_run(folder, data) for folder in folders], None))
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_nothing_that_users_wrote_is_taken_for_markup(tmp_path: Path) -> None:
         scripts = [attributes.get("src") for tag, attributes in made.tags if tag == "script"]
         assert scripts == [None, page.PLOTLY, None]
         assert EVIL in made.text
-    text = page.page([read_run(folder)], None)
+    text = page.report_page([read_run(folder)], None)
     assert "<script>alert" not in text
     assert 'onerror="alert' not in text
 

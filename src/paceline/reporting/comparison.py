@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import mean, stdev
 
 from paceline.record import Row
-from paceline.reporting.markup import Html, element, joined, table
-from paceline.reporting.shown_run import NONE, ShownRun, decimal, number, percent
+from paceline.reporting.markup import Html, element, html_table, joined
+from paceline.reporting.shown_run import NONE, ShownRun, as_decimal, as_percent, number
 from paceline.settings.read import flow, values_by_address
 from paceline.visible import long_time, plural
 
@@ -28,15 +28,15 @@ def _results(runs: list[ShownRun]) -> Html:
         lines.append(
             [
                 swatch(index, run.name),
-                percent(best.get("top1")),
-                percent(last.get("top1")),
-                decimal(last.get("loss")),
-                decimal(epochs, ".4g"),
+                as_percent(best.get("top1")),
+                as_percent(last.get("top1")),
+                as_decimal(last.get("loss")),
+                as_decimal(epochs, ".4g"),
                 long_time(run.seconds) if run.seconds is not None else NONE,
-                decimal(run.speed, ",.0f"),
+                as_decimal(run.speed, ",.0f"),
             ]
         )
-    return table(header, lines, class_="plain")
+    return html_table(header, lines, class_="plain")
 
 
 def swatch(color: int, name: str, style: str = "training") -> Html:
@@ -64,7 +64,7 @@ def _differences(runs: list[ShownRun]) -> Html:
     title = element("h3", "What differs")
     if not lines:
         return joined(title, element("p", "The settings of these runs are the same."))
-    return joined(title, table(["setting", *(run.name for run in runs)], lines, numbers_from=99, class_="plain"))
+    return joined(title, html_table(["setting", *(run.name for run in runs)], lines, numbers_from=99, class_="plain"))
 
 
 def _seeds(runs: list[ShownRun]) -> Html | None:
@@ -84,8 +84,8 @@ def _seeds(runs: list[ShownRun]) -> Html | None:
             [
                 names,
                 plural(len({run.stored.recipe.seed for run in finished}), "seed"),
-                _mean_and_spread([number((run.best or {}).get("top1")) for run in finished], percent_=True),
-                _mean_and_spread([number(row.get("top1")) for row in last], percent_=True),
+                _mean_and_spread([number((run.best or {}).get("top1")) for run in finished], percent=True),
+                _mean_and_spread([number(row.get("top1")) for row in last], percent=True),
                 _mean_and_spread([number(row.get("loss")) for row in last]),
             ]
         )
@@ -93,12 +93,12 @@ def _seeds(runs: list[ShownRun]) -> Html | None:
         return None
     note = "Mean and standard deviation of runs that differ in the seed alone."
     header = ["runs", "seeds", "best top-1", "last top-1", "last loss"]
-    return joined(element("h3", "Over seeds"), element("p", note), table(header, lines, class_="plain"))
+    return joined(element("h3", "Over seeds"), element("p", note), html_table(header, lines, class_="plain"))
 
 
-def _mean_and_spread(values: list[float | None], percent_: bool = False) -> str:
+def _mean_and_spread(values: list[float | None], percent: bool = False) -> str:
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return NONE
     middle, spread = mean(known), stdev(known)
-    return f"{100 * middle:.2f} ± {100 * spread:.2f} %" if percent_ else f"{middle:.4f} ± {spread:.4f}"
+    return f"{100 * middle:.2f} ± {100 * spread:.2f} %" if percent else f"{middle:.4f} ± {spread:.4f}"

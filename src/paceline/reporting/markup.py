@@ -34,7 +34,9 @@ def element(tag: str, *parts: str | None, **attributes: str | bool | None) -> Ht
     return Html(opening if tag in ("br", "img", "input", "meta", "option") else f"{opening}{joined(*parts)}</{tag}>")
 
 
-def table(header: list[str], lines: list[list[str]], numbers_from: int = 1, **attributes: str | bool | None) -> Html:
+def html_table(
+    header: list[str], lines: list[list[str]], numbers_from: int = 1, **attributes: str | bool | None
+) -> Html:
     """A table whose cells are numbers from a column on, so that they stand under each other."""
 
     def cells(tag: str, line: list[str]) -> Html:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from heapq import nlargest
 from typing import NamedTuple
 
-from paceline.reporting.markup import Html, element, joined, table
+from paceline.reporting.markup import Html, element, html_table, joined
 from paceline.reporting.pictures import ValidationPictures
-from paceline.reporting.shown_run import NONE, ShownRun, percent
+from paceline.reporting.shown_run import NONE, ShownRun, as_percent
 from paceline.settings.data import Files
 from paceline.training.answers import CONFUSION, HARD, IMAGE_COLUMNS, WRONG, read_classes, read_lines, read_table
 
-MOST_CLASSES = 24
+MATRIX_CLASSES = 24
 """Classes whose confusion can be read as a matrix."""
 _PAIRS = 12
 _PICTURES = 48
@@ -49,14 +49,14 @@ def mistakes(run: ShownRun) -> Html | None:
     names, counts = _confusion(run, step)
     pairs = _pairs(names, counts)
     beside: list[Html] = []
-    if names and len(names) <= MOST_CLASSES:
+    if names and len(names) <= MATRIX_CLASSES:
         beside.append(element("div", element("h3", "Confusion"), _matrix(names, counts)))
     if pairs:
         lines = [
-            [pair.truth, pair.answer, f"{pair.images:,}", percent(pair.images / max(1, pair.of))] for pair in pairs
+            [pair.truth, pair.answer, f"{pair.images:,}", as_percent(pair.images / max(1, pair.of))] for pair in pairs
         ]
         header = ["true class", "taken for", "images", "of the class"]
-        most = table(header, lines, numbers_from=2, class_="plain")
+        most = html_table(header, lines, numbers_from=2, class_="plain")
         beside.append(element("div", element("h3", "Confused most"), most))
     said = element("p", f"Of the validation after step {step:,}.", class_="quiet")
     return joined(said, element("div", *beside, class_="beside"), _classes(classes), _images(run, step))
@@ -127,7 +127,7 @@ def _classes(classes: list[dict[str, str]]) -> Html:
         for row in sorted(classes, key=recall)
     ]
     header = ["class", "images", "right", "recall", "precision", "F1"]
-    shown = table(header, lines, class_="plain sortable")
+    shown = html_table(header, lines, class_="plain sortable")
     title = element("h3", "Classes")
     if len(lines) <= _OPEN_CLASSES:
         return joined(title, shown)

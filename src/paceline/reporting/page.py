@@ -18,7 +18,7 @@ from paceline.reporting.comparison import comparison, swatch
 from paceline.reporting.curves import Chart, charts_of, figures
 from paceline.reporting.markup import Html, element, joined
 from paceline.reporting.mistakes import mistakes
-from paceline.reporting.shown_run import ShownRun, decimal, number, percent
+from paceline.reporting.shown_run import ShownRun, as_decimal, as_percent, number
 from paceline.reporting.timeline import origin, timeline
 from paceline.visible import long_time, plural
 
@@ -30,11 +30,11 @@ def write_report(runs: list[ShownRun], path: Path, script: Path | None = None) -
     plotly = plotly_script()
     with disk_faults(RunError, path, "cannot be written"):
         if script is None:
-            write_whole(path, page(runs, plotly.read_text("utf-8")))
+            write_whole(path, report_page(runs, plotly.read_text("utf-8")))
             return
         if not script.is_file() or script.stat().st_size != plotly.stat().st_size:
             _put(plotly, script)
-        write_whole(path, page(runs, None))
+        write_whole(path, report_page(runs, None))
 
 
 def plotly_script() -> Path:
@@ -59,7 +59,7 @@ def _put(source: Path, target: Path) -> None:
         temporary.unlink(missing_ok=True)  # it is still there where it was a link to the same file
 
 
-def page(runs: list[ShownRun], plotly: str | None) -> Html:
+def report_page(runs: list[ShownRun], plotly: str | None) -> Html:
     """The whole page; without the text of the charts' script it is read from beside the page."""
     several = len(runs) > 1
     title = f"{len(runs)} runs" if several else runs[0].name
@@ -118,11 +118,11 @@ def _headline(runs: list[ShownRun]) -> Html:
     epochs = number(run.reports[-1]["epoch"]) if run.reports else None
     tiles = []
     if best is not None and last is not None:
-        tiles.append(_tile("best top-1", percent(best.get("top1")), f"after step {best['step']:,}"))
-        loss = f"loss {decimal(last.get('loss'))}"
-        tiles.append(_tile("last top-1", percent(last.get("top1")), loss))
+        tiles.append(_tile("best top-1", as_percent(best.get("top1")), f"after step {best['step']:,}"))
+        loss = f"loss {as_decimal(last.get('loss'))}"
+        tiles.append(_tile("last top-1", as_percent(last.get("top1")), loss))
         if run.data.facts.classes > 5:
-            tiles.append(_tile("last top-5", percent(last.get("top5")), plural(int(last["images"]), "image")))
+            tiles.append(_tile("last top-5", as_percent(last.get("top5")), plural(int(last["images"]), "image")))
     if run.seconds is not None:
         said = f"{epochs:.4g} epochs" if epochs is not None else ""
         tiles.append(_tile("trained", long_time(run.seconds), said))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.data.index.image_header import open_image, to_rgb
@@ -20,14 +19,14 @@ from paceline.settings.data import Files, Made
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
 
-SIDE = 112
+PICTURE_SIDE = 112
 """Pixels of the longer side of a picture."""
 _MOST_BYTES = 64 << 20
 _PIXEL_ART = 64
 """Up to so many pixels a side, a picture is kept as it is, without loss."""
 
 
-def picture(image: PILImage, side: int = SIDE) -> str:
+def picture(image: PILImage, side: int = PICTURE_SIDE) -> str:
     """An image as the address of a picture that holds it."""
     kept = max(image.size) <= _PIXEL_ART
     if not kept:
@@ -72,7 +71,7 @@ class ValidationPictures:
         path, at, _ = name.rpartition(" at byte ")
         content = self._bytes_of(name) if at and path else read_whole(self._folder / name, _MOST_BYTES)
         with open_image(content) as image:
-            image.draft("RGB", (SIDE, SIDE))
+            image.draft("RGB", (PICTURE_SIDE, PICTURE_SIDE))
             return picture(to_rgb(image))
 
     def _bytes_of(self, name: str) -> bytes:
@@ -89,7 +88,7 @@ class ValidationPictures:
     def _table(self) -> Table:
         assert isinstance(self._run.data, Files)
         assert self._folder is not None
-        return open_index(self._run.data, Path(self._folder)).validation
+        return open_index(self._run.data, self._folder).validation
 
     @cached_property
     def _numbers(self) -> dict[str, int]:

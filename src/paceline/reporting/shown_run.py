@@ -90,11 +90,11 @@ def number(value: Any) -> float | None:
     return float(value) if type(value) in (int, float) and math.isfinite(value) else None
 
 
-def percent(value: Any) -> str:
+def as_percent(value: Any) -> str:
     """A fraction for people."""
     return NONE if (shown := number(value)) is None else f"{shown:.2%}"
 
 
-def decimal(value: Any, form: str = ".4f") -> str:
+def as_decimal(value: Any, form: str = ".4f") -> str:
     """A number for people."""
     return NONE if (shown := number(value)) is None else f"{shown:{form}}"

@@ -6,7 +6,7 @@ import shlex
 import time
 
 from paceline.record import NOT_FINITE, Row
-from paceline.reporting.markup import Html, element, joined, table
+from paceline.reporting.markup import Html, element, html_table, joined
 from paceline.reporting.shown_run import ShownRun, number
 from paceline.visible import plural
 
@@ -24,7 +24,7 @@ def timeline(run: ShownRun) -> Html:
         [element("span", when, class_="quiet"), element("span", step, class_="step"), what]
         for when, step, what in lines
     ]
-    return table(
+    return html_table(
         ["time (UTC)", "step", "what"], [list(line) for line in cells], numbers_from=99, class_="plain timeline"
     )
 

@@ -24,7 +24,7 @@ from paceline.planning import Plan
 from paceline.settings.data import Files
 
 
-class Sample(NamedTuple):
+class SeenImage(NamedTuple):
     """A training image: its index, its label, and what the network sees of it the first time and in a later epoch."""
 
     image: int
@@ -32,12 +32,12 @@ class Sample(NamedTuple):
     shown: list[UInt8s]
 
 
-def draw_samples(plan: Plan, folder: Path | None, count: int) -> Iterator[Sample]:
+def draw_samples(plan: Plan, folder: Path | None, count: int) -> Iterator[SeenImage]:
     """The first images of the endless list."""
     source = None if isinstance(plan.data, Files) else open_source(plan, folder)
     for image, *positions in position_pairs(plan, count):
         labels, shown = zip(*(_seen_at(plan, folder, source, position) for position in positions), strict=True)
-        yield Sample(image, labels[0], list(shown))
+        yield SeenImage(image, labels[0], list(shown))
 
 
 def position_pairs(plan: Plan, count: int) -> list[tuple[int, int, int]]:
