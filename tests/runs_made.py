@@ -67,5 +67,5 @@ def write_answers(
         HARD: [IMAGE_COLUMNS, *images],
     }
     for name, lines in tables.items():
-        with (place / name).open("w", newline="") as file:
+        with (place / name).open("w", newline="", errors="surrogateescape") as file:
             csv.writer(file, lineterminator="\n").writerows(lines)

@@ -170,6 +170,21 @@ def test_nothing_that_users_wrote_is_taken_for_markup(tmp_path: Path) -> None:
     assert 'onerror="alert' not in text
 
 
+def test_names_that_are_no_text_are_shown_with_escapes(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", "data.classes=2")
+    write_answers(folder, ["d\udcf6g", "cat"], [[1, 2], [0, 1]], [("\udcff.jpg", "d\udcf6g", "cat", 0.1, 0.9, 2.0)])
+    report.run([folder], tmp_path / "one.html", None)
+    made = Read((tmp_path / "one.html").read_text("utf-8"))
+    assert "d\\udcf6g" in made.words
+    assert "\\udcff.jpg" in made.words
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    report.run([write_run(tmp_path / name / "run") for name in ("a", "b")], tmp_path / "two.html", None)
+    words = Read((tmp_path / "two.html").read_text("utf-8")).words
+    assert {str(tmp_path / name / "run") for name in ("a", "b")} <= {*words}
+
+
 def test_no_request_leaves_a_page(run: Path, tmp_path: Path) -> None:
     report.run([run], tmp_path / "one.html", None)
     made = Read((tmp_path / "one.html").read_text())

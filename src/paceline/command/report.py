@@ -21,6 +21,9 @@ def run(folders: list[Path], out: Path | None, data: Path | None) -> None:
     if repeated is not None:
         raise SpecError(f"{repeated} is named twice; name each run once")
     path = out or folders[0] / REPORT
-    runs = [read_run(folder, data) for folder in folders]
+    names = [folder.resolve().name for folder in folders]
+    if len({*names}) < len(names):
+        names = [str(folder) for folder in folders]
+    runs = [read_run(folder, data, name) for folder, name in zip(folders, names, strict=True)]
     write_report(runs, path, None if out is not None else folders[0] / PLOTLY)
     print(one_line(str(path)))

@@ -11,7 +11,6 @@ from paceline.settings.read import flow, values_by_address
 from paceline.visible import long_time, plural
 
 _TOLD_ELSEWHERE = ("about", "published", "source", "on.about", "on.sinks")
-_FROM_DATA = ("data.images", "data.validation_images", "data.classes")
 
 
 def comparison(runs: list[ShownRun]) -> Html:

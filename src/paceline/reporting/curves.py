@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from paceline.record import Row
@@ -59,9 +59,9 @@ class Series:
     color: int
     style: str
     """training, validation or second, as the page's script draws them."""
-    x: list[float] = field(default_factory=list)
-    y: list[float | None] = field(default_factory=list)
-    step: list[int] = field(default_factory=list)
+    x: list[float]
+    y: list[float | None]
+    step: list[int]
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,17 @@ def joined(*parts: str | None) -> Html:
 def element(tag: str, *parts: str | None, **attributes: str | bool | None) -> Html:
     """An element with its content; an attribute is named as in HTML, with _ for - and without one at its end."""
     written = "".join(
-        f" {name.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{html.escape(value)}"')
+        f" {name.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{html.escape(_text(value))}"')
         for name, value in attributes.items()
         if value is not None and value is not False
     )
     opening = f"<{tag}{written}>"
     return Html(opening if tag in ("br", "img", "input", "meta", "option") else f"{opening}{joined(*parts)}</{tag}>")
+
+
+def _text(value: str) -> str:
+    """What can be written of an attribute: bytes of a file's name that are no text are question marks."""
+    return value.encode(errors="replace").decode()
 
 
 def html_table(

@@ -36,6 +36,11 @@ def picture(image: PILImage, side: int = PICTURE_SIDE) -> str:
     return f"data:image/{'png' if kept else 'jpeg'};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
+def _is_text(name: str) -> bool:
+    """Whether a name can be written to a file: bytes that are not UTF-8 come as halves of characters."""
+    return name == name.encode(errors="replace").decode()
+
+
 class ValidationPictures:
     """The validation images of a run, where they are still there."""
 
@@ -51,8 +56,8 @@ class ValidationPictures:
 
     def key(self, name: str) -> str | None:
         """What a file of labels calls an image; None for data whose labels are not its to change."""
-        if not isinstance(self._run.data, Files) or not name.isprintable():
-            return None
+        if not isinstance(self._run.data, Files) or "\n" in name or not _is_text(name):
+            return None  # a file of labels is lines of UTF-8
         if " at byte " not in name:
             return name
         try:

@@ -20,17 +20,14 @@ class ShownRun:
     """A run folder, read for a report."""
 
     folder: Path
+    name: str
+    """What a person calls the run."""
     stored: Stored
     rows: list[Row]
     validations: list[Row]
     """The last one of each step, wherever it was made."""
     data_folder: Path | None
     """Where the images are, or were."""
-
-    @property
-    def name(self) -> str:
-        """What a person calls the run."""
-        return self.folder.resolve().name
 
     @property
     def data(self) -> Data:
@@ -77,12 +74,13 @@ class ShownRun:
         return speeds[len(speeds) // 2] if speeds else None
 
 
-def read_run(folder: Path, data_folder: Path | None = None) -> ShownRun:
+def read_run(folder: Path, data_folder: Path | None = None, name: str | None = None) -> ShownRun:
     """Read a run folder; `data_folder` is where its images are, if that is not what plan.yaml says."""
     stored = stored_plan(folder)
     if data_folder is None and stored.data_folder is not None:
         data_folder = Path(stored.data_folder)
-    return ShownRun(folder, stored, rows_of(folder), latest(judged_rows(folder), "validation"), data_folder)
+    name = name or folder.resolve().name
+    return ShownRun(folder, name, stored, rows_of(folder), latest(judged_rows(folder), "validation"), data_folder)
 
 
 def number(value: Any) -> float | None:
