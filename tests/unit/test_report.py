@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from conftest import make_plan
+from conftest import make_plan, make_session
 from paceline.command import report
 from paceline.errors import RunError, SpecError
-from paceline.record import RECORD, REPORT, Run
+from paceline.record import RECORD, REPORT, Row, Run, Sink
 from paceline.reporting import page, sink
 from paceline.reporting.curves import MOST_POINTS
 from paceline.reporting.markup import element, joined
 from paceline.reporting.shown_run import read_run
 from paceline.reporting.sink import ReportSink
+from paceline.training.answers import read_classes
+from paceline.training.loop import train
 from runs_made import START, report_row, validation_of, write_answers, write_run
 
 EVIL = '</script><script>alert(1)</script><img src=x onerror="alert(2)">&"\''
@@ -307,6 +309,20 @@ def size_run(folder: Path, classes: int, reports: int, *words: str) -> Path:
     ]
     write_answers(folder, names, matrix, images)
     return folder
+
+
+def test_a_validation_has_left_its_tables_when_its_row_is_told(tmp_path: Path) -> None:
+    class Reads(Sink):
+        def row(self, row: Row) -> None:
+            if row["kind"] == "validation":
+                found.append(len(read_classes(tmp_path, row["step"])))
+
+    found: list[int] = []
+    session = make_session(make_plan(), tmp_path, "own")
+    session.run.sinks = [Reads()]
+    assert train(session)
+    session.run.close()
+    assert found == [10]
 
 
 def test_text_is_escaped_and_markup_is_not() -> None:
