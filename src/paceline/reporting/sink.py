@@ -42,8 +42,8 @@ class ReportSink(Sink):
                 self._begin(samples=True)
             case "validation" if not self._is_writing():
                 self._begin()
-            case "end" | "interrupted" | "failed":
-                self._finish()
+            case "end" | "interrupted" | "failed" if self._thread is not None:  # else nothing has begun
+                self._finish(self._thread)
             case _:
                 pass
         if self._fault is not None and not self._told:
@@ -57,11 +57,10 @@ class ReportSink(Sink):
     def _is_writing(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _finish(self) -> None:
+    def _finish(self, thread: Thread) -> None:
         """Write the page once more, unless what is being written hangs, as on a disk that is away."""
-        if self._thread is not None:
-            self._thread.join(_PATIENCE)
-        if not self._is_writing():
+        thread.join(_PATIENCE)
+        if not thread.is_alive():
             self._write(samples=False)
 
     def _write(self, samples: bool) -> None:
