@@ -19,8 +19,8 @@ from paceline.options import (
     Accelerator, Against, All, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords,
     Details, Device, DeviceLink, Devices, DevicesPerHost, Evaluated, ExportFolder, ExportTo, Follow, GivenWords, Half,
     HeatmapFolder, HostCount, HostLink, Hosts, Image, Json, MeasuredSpeed, NewRun, On, Once, OnWords, Out, Profile,
-    RecipeOrFolder, RecipeWord, Replicas, ResultFile, RunFolder, RunFolders, Seconds, SettingWords, SourceFolder,
-    TestFolder, Threshold, TimeLimit, Top, Until, Volume, path_of, time_words,
+    RecipeOrFolder, RecipeWord, Replicas, ReportFile, ResultFile, RunFolder, RunFolders, Seconds, SettingWords,
+    SourceFolder, TestFolder, Threshold, TimeLimit, Top, Until, Volume, path_of, time_words,
 )  # fmt: skip
 # isort: on
 
@@ -115,6 +115,14 @@ def predict(
     from paceline.command import predict as verb
 
     raise typer.Exit(verb.run(run, images, checkpoint, top, threshold, heatmap, csv, device, json))
+
+
+@app.command(epilog="Example: paceline report runs/a runs/b --out both.html")
+def report(runs: RunFolders, out: ReportFile = None, data: DataFolder = None) -> None:
+    """Write a page with the curves and mistakes of runs."""
+    from paceline.command import report as verb
+
+    verb.run(runs, out, data)
 
 
 @app.command(epilog="Example: paceline export runs/mine --to onnx")

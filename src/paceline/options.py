@@ -183,6 +183,15 @@ BenchData = Annotated[
         "--data", metavar="FOLDER", parser=path_of, help="Measure on the images here; on synthetic ones if left out."
     ),
 ]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        parser=path_of,
+        help="One file that needs nothing else; if left out, of one run, report.html in its folder.",
+    ),
+]
 ResultFile = Annotated[
     Path | None, typer.Option("--out", metavar="FILE", parser=path_of, help="Keep the result in a file, as JSON.")
 ]

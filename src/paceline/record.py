@@ -33,7 +33,7 @@ from paceline.stages import stage_numbers
 
 Row = dict[str, Any]
 
-PLAN, RECORD, FOLLOWED = "plan.yaml", "record.jsonl", "follow.jsonl"
+PLAN, RECORD, FOLLOWED, REPORT = "plan.yaml", "record.jsonl", "follow.jsonl", "report.html"
 Mode = Literal["own", "append", "read"]
 INTACT = "all checkpoints so far are intact"
 """What to know when the disk refuses a row."""

@@ -102,6 +102,7 @@ def exit_with(fault: UserError) -> NoReturn:
 
 def _verbs() -> dict[str, Verb]:
     """The verbs that run on replicas; torch is loaded here, once a plan stands."""
+    from paceline.reporting.sink import ReportSink
     from paceline.training.averaging import Method, average_run
     from paceline.training.follow import follow_run
     from paceline.training.infer_speed import bench_infer
@@ -111,7 +112,8 @@ def _verbs() -> dict[str, Verb]:
     from paceline.training.validation import validate_run
 
     def train(job: Job, folder: Path, command: list[str]) -> int:
-        return train_run(job, folder, console(), command)
+        report = partial(ReportSink, data_folder=job.data_folder)
+        return train_run(job, folder, console(), command, {"report": report})
 
     def validate(job: Job, folder: Path, checkpoint: str | None, every: bool, details: bool) -> list[Any]:
         return list(

@@ -25,6 +25,7 @@ COMMANDS = (
     "predict",
     "export",
     "average",
+    "report",
     "plan",
     "verify",
     "recipes",

@@ -17,6 +17,7 @@ from PIL import Image
 from conftest import Paceline, make_plan
 from paceline.augment.pipeline import Augmentation
 from paceline.command import data_check, data_show
+from paceline.data.inspect.samples import position_pairs
 from paceline.data.load.files import FileLoader
 from paceline.data.load.image_files import open_splits
 from paceline.data.load.order import training_order
@@ -194,7 +195,7 @@ def as_trained(plan: Any, folder: Path, position: int) -> Any:
 def test_an_image_that_an_epoch_drops_is_shown_in_a_later_one() -> None:
     counts = ("data.images=55", "data.validation_images=5", "data.classes=4", "drop_last=true", "global_batch=32")
     plan = make_plan(*counts, text=PAGE)
-    pairs, order = [pair[1:] for pair in data_show._position_pairs(plan)], training_order(plan)
+    pairs, order = [pair[1:] for pair in position_pairs(plan, 16)], training_order(plan)
     firsts, seconds = (np.array(column) for column in zip(*pairs, strict=True))
     assert firsts.tolist() == [*range(16)]
     assert order.images(firsts).tolist() == order.images(seconds).tolist()

@@ -26,7 +26,7 @@ def test_every_word_of_another_program_leads_to_an_address_that_is_there(word: s
         ("save_best=true", "did you mean 'on.keep_best'?"),
         ("class_weights=auto", "unequal classes are shown by paceline validate RUN --details"),
         ("sampler=balanced", "all images count the same"),
-        ("tensorboard=true", "write on.sinks=[console,csv,log,tensorboard]"),
+        ("tensorboard=true", "write on.sinks=[console,csv,log,report,tensorboard]"),
         ("patience=3", "did you mean 'stop.patience'?"),
         ("early_stopping=3", "did you mean 'stop.patience'?"),
         ("time_limit=3 hours", "did you mean 'on.time_limit'?"),

@@ -89,7 +89,7 @@ def test_the_numbers_of_a_row_have_the_name_of_their_section() -> None:
 def test_settings_have_the_addresses_of_a_command() -> None:
     settings = tracked_settings(make_plan("optimizer.lr=0.25", "on.micro_batch=8"))
     assert (settings["optimizer.lr"], settings["on.micro_batch"], settings["init.from"]) == ("0.25", "8", "null")
-    assert settings["on.sinks"] == "[console, csv, log]"
+    assert settings["on.sinks"] == "[console, csv, log, report]"
 
 
 def test_a_resumed_run_sends_what_is_missing_and_nothing_twice(run: Run) -> None:

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import closing
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from paceline.command.data_source import existing_folder, read_settings
 from paceline.command.tables import show_facts, show_rows
 from paceline.data.index.locate import locate
 from paceline.data.index.scan import open_index
 from paceline.data.index.table import Index
-from paceline.data.load.order import training_order
 from paceline.errors import DataError, SpecError
 from paceline.files import disk_faults
 from paceline.job import plan_job, read_placement, read_recipe
-from paceline.planning import Plan
+from paceline.numpy_types import UInt8s
 from paceline.progress import progress_bar
 from paceline.settings.build import build
 from paceline.settings.data import Data, Files
@@ -31,8 +24,6 @@ from paceline.settings.recipe import Recipe
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
-
-Pixels = NDArray[np.uint8]
 
 _PAGE = (
     "{model: resnet8, global_batch: 16, epochs: 90, optimizer: {name: sgd, lr: 0.1}, schedule: constant, "
@@ -127,15 +118,14 @@ def _write_sheet(recipe: Recipe, index: Index, sheet: Path) -> None:
     placement, placed = read_placement(None, ["on.device=cpu", "on.replicas=1"])
     plan = plan_job("show", recipe.model_copy(update={"data": counted}), placement, folder, Tree(), placed).plan
     names = _class_names(counted, folder)
-    pairs = [
-        (names[image], [pixels_at(plan, folder, position) for position in positions])
-        for image, *positions in _position_pairs(plan)
-    ]
+    from paceline.data.inspect.samples import draw_samples
+
+    pairs = [(names[sample.image], sample.shown) for sample in draw_samples(plan, folder, _IMAGES)]
     with disk_faults(DataError, sheet, "cannot be written"):
         _draw(pairs, plan.facts.side).save(sheet, "PNG")
 
 
-def _draw(pairs: list[tuple[str, list[Pixels]]], side: int) -> PILImage:
+def _draw(pairs: list[tuple[str, list[UInt8s]]], side: int) -> PILImage:
     """Pairs of images under the names of their classes; what belongs together stands close."""
     from PIL import Image, ImageDraw, ImageFont
 
@@ -164,49 +154,3 @@ def _class_names(data: Data, folder: Path) -> list[str]:
     index = open_index(data, folder)
     labels = index.training.rows["label"].tolist()
     return [index.classes[label] if 0 <= label < len(index.classes) else "?" for label in labels]
-
-
-def _position_pairs(plan: Plan) -> list[tuple[int, int, int]]:
-    """The first images of the endless list, each with its position there and one in a later epoch."""
-    order, length = training_order(plan), plan.epoch_images
-    firsts = np.arange(min(_IMAGES, length), dtype=np.int64)
-    later: dict[int, int] = {}
-    epoch = 1
-    images = order.images(firsts).tolist()
-    while len(later) < len(images):  # where tails are dropped, an image may be missing from an epoch
-        positions = np.arange(epoch * length, (epoch + 1) * length, dtype=np.int64)
-        epoch_images = order.images(positions)
-        for index in np.flatnonzero(np.isin(epoch_images, images)).tolist():
-            later.setdefault(int(epoch_images[index]), int(positions[index]))
-        epoch += 1
-    return [(image, int(first), later[image]) for first, image in zip(firsts, images, strict=True)]
-
-
-def pixels_at(plan: Plan, folder: Path, position: int) -> Pixels:
-    """The training image at a position of the endless list as the network sees it, before mixing and normalization."""
-    import torch
-
-    from paceline.augment.pipeline import Augmentation
-    from paceline.data.load.files import FileLoader
-    from paceline.data.load.image_files import open_splits
-    from paceline.data.load.quarantine import Quarantine
-
-    assert isinstance(plan.data, Files)
-    # The layout that gives one replica exactly this image: whatever the layout, the image is the same.
-    layout = {"micro_batch": 1, "replicas": plan.global_batch, "decoded_validation": False, "loader_workers": 1}
-    data = plan.data.model_copy(update={"normalize": "mean"})
-    recipe = plan.recipe.model_copy(update={"data": data})
-    plan = replace(plan, recipe=recipe, placement=plan.placement.model_copy(update=layout))
-    device = torch.device("cpu")
-    step, replica = divmod(position, plan.global_batch)
-    loader = FileLoader(
-        plan, partial(open_splits, plan, data, folder), replica, device, Quarantine(None, most=plan.facts.images)
-    )
-    with closing(loader), closing(loader.training(step)) as shares:
-        (batch,) = next(shares)
-    augment = Augmentation(plan, device)
-    assert batch.draws is not None
-    (image,) = augment.unmixed(augment.prepare(batch.images, batch.draws), batch.draws)
-    colors = image + torch.tensor(data.mean).view(-1, 1, 1) * 255
-    pixels: Pixels = colors.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
-    return pixels

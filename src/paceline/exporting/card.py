@@ -11,7 +11,7 @@ from paceline.data.index.fingerprint import training_digest
 from paceline.exporting.comparison import BATCH, Comparison
 from paceline.exporting.request import FILES, ExportRequest
 from paceline.record import latest, rows_of
-from paceline.training.details import read_classes
+from paceline.training.answers import read_classes
 from paceline.training.opened import OpenedRun
 
 _LISTED = 100

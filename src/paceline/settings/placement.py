@@ -92,7 +92,7 @@ Size = Annotated[
 ]
 
 
-SinkName = Literal["console", "csv", "log", "tensorboard", "wandb", "mlflow"]
+SinkName = Literal["console", "csv", "log", "report", "tensorboard", "wandb", "mlflow"]
 
 
 class Placement(Settings):
@@ -190,9 +190,15 @@ class Placement(Settings):
     """Keep one checkpoint of each such stretch for good, such as 10 epochs, or 2 hours since the run began."""
     time_limit: Annotated[ClockTime | None, Field(json_schema_extra=KEEPING)] = None
     """How long one start may train, such as 4 hours: then it saves and ends with status 75, and resume continues."""
-    sinks: Annotated[tuple[SinkName, ...], Field(json_schema_extra=KEEPING)] = ("console", "csv", "log")
-    """Where the rows of the record also go while a run trains: console (the terminal), csv (tables), log (log.txt), and
-    the trackers tensorboard, wandb and mlflow, each of which is an extra: pip install 'paceline[wandb]'."""
+    sinks: Annotated[tuple[SinkName, ...], Field(json_schema_extra=KEEPING)] = (
+        "console",
+        "csv",
+        "log",
+        "report",
+    )
+    """Where the rows of the record also go while a run trains: console (the terminal), csv (tables), log (log.txt),
+    report (report.html), and the trackers tensorboard, wandb and mlflow, each of which is an extra: pip install
+    'paceline[wandb]'."""
 
 
 class ResolvedPlacement(Placement):

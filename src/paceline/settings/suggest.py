@@ -86,7 +86,7 @@ _NOTHING = {
         ("class_weights", "class_weight", "balanced", "sampler", "oversample"),
         "all images count the same; unequal classes are shown by paceline validate RUN --details",
     ),
-    **{name: f"write on.sinks=[console,csv,log,{name}]" for name in ("tensorboard", "wandb", "mlflow")},
+    **{name: f"write on.sinks=[console,csv,log,report,{name}]" for name in ("tensorboard", "wandb", "mlflow")},
     "resume": "write: paceline resume RUN",
     **dict.fromkeys(("name", "out", "output", "output_dir", "save_dir", "log_dir", "project"), "write --out FOLDER"),
     **dict.fromkeys(("data_dir", "data_path", "dataset", "root"), "write --data FOLDER"),

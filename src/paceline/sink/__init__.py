@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 
@@ -28,7 +28,8 @@ def _tracking(name: SinkName, plan: Plan, run: Run, _console: Console) -> Sink:
     return TrackingSink(name, TRACKERS[name], plan, run)
 
 
-SINKS: dict[SinkName, Callable[[Plan, Run, Console], Sink]] = {
+OpenSink = Callable[[Plan, Run, Console], Sink]
+SINKS: dict[SinkName, OpenSink] = {
     "console": ConsoleSink,
     "csv": CsvSink,
     "log": LogSink,
@@ -37,10 +38,15 @@ SINKS: dict[SinkName, Callable[[Plan, Run, Console], Sink]] = {
 """Every sink by its name in `on.sinks`; each is made of the plan, the run and the terminal."""
 
 
-def open_sinks(plan: Plan, run: Run, console: Console | None = None) -> list[Sink]:
-    """The sinks that the placement names, in that order; without a console for a command that prints its own tables."""
-    console = console or Console(quiet=True)
-    return [SINKS[name](plan, run, console) for name in plan.placement.sinks]
+def open_sinks(
+    plan: Plan, run: Run, console: Console | None = None, handed: Mapping[SinkName, OpenSink] | None = None
+) -> list[Sink]:
+    """The sinks that the placement names, in that order; without a console for a command that prints its own tables.
+
+    `handed` are those that stand above this package: a command that hands none in does without them.
+    """
+    console, kinds = console or Console(quiet=True), SINKS | dict(handed or {})
+    return [kinds[name](plan, run, console) for name in plan.placement.sinks if name in kinds]
 
 
 def check_sinks(placement: Placement) -> None:

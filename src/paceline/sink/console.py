@@ -12,7 +12,7 @@ from rich.markup import escape
 from paceline import checkpoint
 from paceline.data.load.quarantine import QUARANTINE, quarantined
 from paceline.planning import Plan
-from paceline.record import NOT_FINITE, Row, Run, Sink, best_step, json_text, latest
+from paceline.record import NOT_FINITE, REPORT, Row, Run, Sink, best_step, json_text, latest
 from paceline.settings.data import Shapes
 from paceline.sink.live import LiveDisplay
 from paceline.terminal import Terminal
@@ -159,7 +159,8 @@ class ConsoleSink(Sink):
         if isinstance(self._plan.data, Shapes):
             verbs = [*verbs[:1], "verify shapes/resnet8", "train cifar10/resnet20 --data FOLDER", "recipes"]
         lines = "\n      ".join(f"paceline {verb}" for verb in verbs)
-        self._print_whole(f"Run folder: {self._run.folder}\n\nNext: {lines}")
+        report = f"\nReport: {self._run.folder / REPORT}" if "report" in self._plan.placement.sinks else ""
+        self._print_whole(f"Run folder: {self._run.folder}{report}\n\nNext: {lines}")
 
     def _result(self, row: Row, rows: list[Row]) -> None:
         """How good the network is that came out, and what was wrong."""

@@ -12,14 +12,14 @@ from typing import Any
 
 from paceline import checkpoint
 from paceline.errors import Broken
-from paceline.files import disk_faults, read_whole, write_whole
+from paceline.files import disk_faults, write_whole
 from paceline.model.hardest import HardImage
 from paceline.record import INTACT, Row, Run
+from paceline.training.answers import CLASS_COLUMNS, CLASSES, CONFUSION, HARD, IMAGE_COLUMNS
 from paceline.training.evaluate import Evaluation
 from paceline.training.opened import run_classes
 from paceline.training.session import Session
 
-CLASSES, CONFUSION, HARD, WRONG = "classes.csv", "confusion.csv", "hardest.csv", "wrong.csv"
 _SHOWN = 10
 """Classes and pairs of classes that people are shown."""
 
@@ -27,16 +27,6 @@ _SHOWN = 10
 def details_folder(run: Run, kind: str, step: int) -> Path:
     """Where the tables of a validation or a test after a step are."""
     return run.folder / kind / checkpoint.name_of(step)
-
-
-def read_classes(folder: Path, step: int) -> list[dict[str, str]]:
-    """The table of classes that the validation after a step has left in a run folder, if it has."""
-    try:
-        content = read_whole(folder / "validation" / checkpoint.name_of(step) / CLASSES)
-    except OSError:
-        return []
-    rows = list(csv.DictReader(io.StringIO(content.decode(errors="surrogateescape"), newline="")))
-    return [row for row in rows if row.keys() == set(_COLUMNS)]
 
 
 def write_details(session: Session, folder: Path, evaluation: Evaluation, name: str = HARD) -> None:
@@ -57,7 +47,7 @@ def write_details(session: Session, folder: Path, evaluation: Evaluation, name: 
 def worst(session: Session, evaluation: Evaluation) -> Row:
     """The classes that are found least, and the pairs of classes that are confused most, for people."""
     names = run_classes(session.run.folder, session.plan.data)
-    classes = [dict(zip(_COLUMNS, line, strict=True)) for line in _class_cells(evaluation, names)]
+    classes = [dict(zip(CLASS_COLUMNS, line, strict=True)) for line in _class_cells(evaluation, names)]
     found = sorted((row for row in classes if row["images"]), key=lambda row: (row["recall"], -row["images"]))
     wrong = Counter((one.truth, one.answer) for one in evaluation.hardest if one.truth != one.answer)
     pairs = sorted(wrong.items(), key=lambda pair: (-pair[1], pair[0]))[:_SHOWN]
@@ -75,9 +65,6 @@ def worst(session: Session, evaluation: Evaluation) -> Row:
     }
 
 
-_COLUMNS = ("class", "images", "answered", "right", "precision", "recall", "f1")
-
-
 def _class_cells(evaluation: Evaluation, names: Sequence[str]) -> Iterable[list[Any]]:
     """What is known of each class; None where nothing can be divided by."""
     counts = evaluation.counts
@@ -87,12 +74,12 @@ def _class_cells(evaluation: Evaluation, names: Sequence[str]) -> Iterable[list[
 
 
 def _class_lines(evaluation: Evaluation, names: Sequence[str]) -> Iterable[list[Any]]:
-    yield list(_COLUMNS)
+    yield list(CLASS_COLUMNS)
     yield from _class_cells(evaluation, names)
 
 
 def _image_lines(images: Sequence[HardImage], names: Sequence[str], session: Session) -> Iterable[list[Any]]:
-    yield ["path", "truth", "answer", "truth_probability", "answer_probability", "loss"]
+    yield list(IMAGE_COLUMNS)
     for one in images:
         path = session.loader.validation_name(one.image)
         yield [path, names[one.truth], names[one.answer], one.truth_probability, one.probability, one.loss]

@@ -55,9 +55,10 @@ def validate(session: Session, clock: Clock) -> None:
     run.write("validation-start", step=step, epoch=session.plan.epoch(step))
     with clock.pause(), saved_if_aborted(session):
         evaluation = evaluate(session)
-    row = run.write("validation", **clock.validation(step, evaluation.row))
+    found = clock.validation(step, evaluation.row)
     with clock.pause(), tolerating_full_disk(run):
         write_details(session, details_folder(run, "validation", step), evaluation)
+    row = run.write("validation", **found)  # a sink may show the tables, too
     stopping.judge(stop, step, session.world.broadcast_object(row[stop.metric]))
     if stopping.reason:
         run.write("stop", **stop_row(session.state, session.plan))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from paceline.launch import MESSAGES_FOLDER
 from paceline.layouts import fits, mixes
 from paceline.planning import Plan
 from paceline.record import start_row
-from paceline.sink import open_sinks
+from paceline.settings.placement import SinkName
+from paceline.sink import OpenSink, open_sinks
 from paceline.sink.advice import AdviceSink
 from paceline.training.averaging import average_at_end
 from paceline.training.loop import train
@@ -29,13 +31,19 @@ from paceline.training.session import Session, open_session
 from paceline.visible import plural
 
 
-def train_run(job: Job, folder: Path, console: Console, command: list[str]) -> int:
+def train_run(
+    job: Job,
+    folder: Path,
+    console: Console,
+    command: list[str],
+    handed: Mapping[SinkName, OpenSink] | None = None,
+) -> int:
     """Train in a run folder, from its newest intact checkpoint; gives the exit status."""
     with open_session(
         job.plan, folder, data_folder=job.data_folder, launch=job.launch, quarantine=folder, signals=True
     ) as session:
         try:
-            return _train(session, job, console, command)
+            return _train(session, job, console, command, handed)
         except torch.OutOfMemoryError:
             fault = Broken(out_of_memory(job.plan))
             _write_failure(session, fault)
@@ -48,11 +56,14 @@ def train_run(job: Job, folder: Path, console: Console, command: list[str]) -> i
             raise
 
 
-def _train(session: Session, job: Job, console: Console, command: list[str]) -> int:
+def _train(
+    session: Session, job: Job, console: Console, command: list[str], handed: Mapping[SinkName, OpenSink] | None
+) -> int:
     plan, world, run = session.plan, session.world, session.run
     before = run.rows()
     if world.first:
-        run.sinks = [*open_sinks(plan, run, console), AdviceSink(plan, run, job.data_folder, job.machine.cores)]
+        advice = AdviceSink(plan, run, job.data_folder, job.machine.cores)
+        run.sinks = [*open_sinks(plan, run, console, handed), advice]
     restore_newest(session)
     state = session.state
     ended = not before or any(row["kind"] == "end" for row in before)

@@ -16,7 +16,8 @@ from paceline.progress import progress_bar
 from paceline.record import Row
 from paceline.sink import open_sinks
 from paceline.sink.bar import BarSink
-from paceline.training.details import WRONG, details_folder, worst, write_details
+from paceline.training.answers import WRONG
+from paceline.training.details import details_folder, worst, write_details
 from paceline.training.evaluate import Evaluation, evaluate
 from paceline.training.restore import load_checkpoint
 from paceline.training.selection import Selection, steps_to_evaluate

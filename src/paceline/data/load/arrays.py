@@ -6,6 +6,7 @@ import hashlib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from paceline.files import write_whole
 from paceline.numpy_types import Int64s, UInt8s
 from paceline.planning import Plan
 from paceline.settings.data import Cifar, Files, Made, Shapes
+from paceline.settings.recipe import Recipe
 
 POOL = 256
 """How many different images `generated` and `synthetic` sets have."""
@@ -53,22 +55,26 @@ class Source:
 
 def open_source(plan: Plan, folder: Path | None) -> Source:
     """The data set of a plan, from the folder that was located for it."""
-    match plan.data:
+    return Source(open_split(plan.recipe, folder, "training"), open_split(plan.recipe, folder, "validation"))
+
+
+def open_split(recipe: Recipe, folder: Path | None, part: Literal["training", "validation"]) -> Split:
+    """One split of the data set of a recipe."""
+    data, trains = recipe.data, part == "training"
+    assert data is not None
+    facts = data.facts
+    count = facts.images if trains else facts.validation_images
+    match data:
         case Shapes():
-            counts = {"train": plan.facts.images, "validation": plan.facts.validation_images}
-            return Source(*(_split(*_shapes(split, count)) for split, count in counts.items()))
+            return _split(*_shapes("train" if trains else "validation", count))
         case Cifar():
             assert folder is not None
-            training, validation = (_cifar(plan.data.name, folder, files) for files in CIFAR_FILES[plan.data.name])
-            return Source(_split(*choose_part(*training, plan.facts.images)), _split(*validation))
+            images, labels = _cifar(data.name, folder, CIFAR_FILES[data.name][0 if trains else 1])
+            return _split(*choose_part(images, labels, count)) if trains else _split(images, labels)
         case Files():
             raise AssertionError("images in files have many sizes: data.load.files decodes them")
         case Made():
-            facts = plan.facts
-            return Source(
-                _generated(plan, "training", facts.images, facts.side),
-                _generated(plan, "validation", facts.validation_images, facts.evaluation_side or facts.side),
-            )
+            return _generated(recipe, part, count, facts.side if trains else facts.evaluation_side or facts.side)
 
 
 def _split(images: UInt8s, labels: Int64s) -> Split:
@@ -124,12 +130,13 @@ def _shapes(split: str, count: int) -> tuple[UInt8s, Int64s]:
     return images, labels
 
 
-def _generated(plan: Plan, split: str, count: int, side: int) -> Split:
+def _generated(recipe: Recipe, split: str, count: int, side: int) -> Split:
     """A pool of random images that stands for `count` of them; its size may not depend on the placement."""
     pool = min(count, POOL)
-    channels = plan.facts.channels
+    assert recipe.data is not None
+    channels, classes = recipe.data.facts.channels, recipe.data.facts.classes
     size = pool * side * side * channels
-    words = keyed.words(keyed.key(plan.recipe.seed, "made", split), np.arange((size + 15) // 16, dtype=np.int64))
+    words = keyed.words(keyed.key(recipe.seed, "made", split), np.arange((size + 15) // 16, dtype=np.int64))
     pixels = np.stack(words, axis=1).astype(np.uint32).view(np.uint8).reshape(-1)[:size]
-    labels = keyed.words(keyed.key(plan.recipe.seed, "made labels", split), np.arange(pool, dtype=np.int64))[0]
-    return Split(pixels.reshape(pool, side, side, channels), keyed.integers(labels, plan.facts.classes), count)
+    labels = keyed.words(keyed.key(recipe.seed, "made labels", split), np.arange(pool, dtype=np.int64))[0]
+    return Split(pixels.reshape(pool, side, side, channels), keyed.integers(labels, classes), count)
