@@ -13,7 +13,10 @@ from paceline import checkpoint
 from paceline.training.saver import take_snapshot
 from paceline.world import World
 
-pytestmark = pytest.mark.accelerator
+pytestmark = [
+    pytest.mark.accelerator,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 
 def test_a_snapshot_is_of_its_step_whatever_comes_after_it(tmp_path: Path) -> None:

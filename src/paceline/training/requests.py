@@ -171,9 +171,9 @@ class Requests:
     def waiting(self) -> Iterator[None]:
         """What happens inside waits for images, which may never come: once asked to stop, it is left.
 
-        One of several replicas leaves only after a while, and then without the others, who find out.
+        One of several processes leaves only after a while, and then without the others, who find out.
         """
-        alone = self._world.replicas == 1
+        alone = self._world.processes == 1
         fault = ReadFailed("asked to stop, and the images of the next step did not come; what was trained is saved")
         with self._signals.abandoning(0.0 if alone else PATIENCE, Stopped() if alone else fault):
             yield
