@@ -11,7 +11,7 @@ DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """The bits of the dots of a braille character, by column and row."""
 BRAILLE = 0x2800
 
-Series = tuple[str, Sequence[tuple[float, float]]]
+Points = tuple[str, Sequence[tuple[float, float]]]
 """A style, and the points of a curve in the order of x."""
 
 
@@ -44,7 +44,7 @@ def fitted(text: Text, width: int) -> Text:
 
 
 def curves(
-    series: Iterable[Series], width: int, height: int, most_x: float, ys: tuple[float, float], ascii_only: bool = False
+    series: Iterable[Points], width: int, height: int, most_x: float, ys: tuple[float, float], ascii_only: bool = False
 ) -> list[Text]:
     """Lines with curves from 0 to `most_x` and between both `ys`; what is drawn later covers what was drawn before."""
     columns, rows = (1, 1) if ascii_only else (2, 4)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from paceline.record import Row
-from paceline.sink.drawing import Series, bar, clock, curves, fitted
+from paceline.sink.drawing import Points, bar, clock, curves, fitted
 from paceline.sink.status import Status
 from paceline.visible import plural
 
@@ -50,7 +50,7 @@ class Curve(NamedTuple):
     """One picture: its name, and what is drawn in it of a run."""
 
     name: str
-    series: list[Series]
+    series: list[Points]
 
     @property
     def values(self) -> list[float]:
@@ -164,7 +164,7 @@ def curves_of(status: Status) -> list[Curve]:
     """The curves of a run: loss, top-1 with that of its validations, and learning rate."""
     points = status.points
     loss, lr = ([(p.step, value) for p in points if (value := getattr(p, key)) is not None] for key in ("loss", "lr"))
-    top1: Series = ("cyan", [(point.step, point.top1) for point in points])
+    top1: Points = ("cyan", [(point.step, point.top1) for point in points])
     return [
         Curve("loss", [("cyan", loss)]),
         Curve("top-1", [top1, ("green", status.validations)]),
