@@ -74,13 +74,13 @@ def test_a_time_limit_leaves_what_waits_and_nothing_else() -> None:
         assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
-@pytest.mark.parametrize("several", [{"replicas": 2}, {"stages": 2}], ids=str)
+@pytest.mark.parametrize(("replicas", "stages"), [(2, 1), (1, 2)])
 def test_one_of_several_processes_that_waits_says_why_it_leaves(
-    monkeypatch: pytest.MonkeyPatch, several: dict[str, int]
+    monkeypatch: pytest.MonkeyPatch, replicas: int, stages: int
 ) -> None:
     monkeypatch.setattr("paceline.training.requests.PATIENCE", 0.01)
     with Signals() as signals:
-        requests = Requests(World(torch.device("cpu"), **several), signals)
+        requests = Requests(World(torch.device("cpu"), replicas=replicas, stages=stages), signals)
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(ReadFailed, match="the images of the next step did not come"), requests.waiting():
             threading.Event().wait()
