@@ -98,14 +98,19 @@ def of_wandb(run: Path) -> Iterator[tuple[str, int, float]]:
 READERS = {"csv": of_tables, "tensorboard": of_tensorboard, "wandb": of_wandb, "mlflow": of_mlflow}
 
 
-def check_same(run: Path, names: list[str]) -> None:
-    """Every sink holds what the record says; what the clock says may be that of the first time."""
+def check_same(run: Path, names: list[str], lost: int = 0) -> None:
+    """Every sink holds what the record says; what the clock says may be that of the first time.
+
+    So many rows, as the docs say of Weights & Biases, may have been on their way there in the moment of a kill.
+    """
     whole = gathered(of_record(run))
     assert {key.partition("/")[0] for key, _ in whole} == {"training", "validation"}
     for name in names:
         numbers = gathered(READERS[name](run))
         if name != "csv":
-            assert set(numbers) == set(whole)
+            assert set(numbers) <= set(whole)
+            missing = {(key.partition("/")[0], step) for key, step in set(whole) - set(numbers)}
+            assert len(missing) <= lost, missing
         for (key, step), value in numbers.items():
             if key.partition("/")[2] not in CLOCK:
                 assert math.isclose(value, whole[key, step], rel_tol=1e-6, abs_tol=1e-9), (name, key, step)
@@ -150,4 +155,4 @@ def test_a_tracker_has_each_number_once_after_a_kill_and_a_resume(
     status, out, errors = again.end()
     assert (status, errors) == (75, "")
     assert "lacks" not in out
-    check_same(run, names)
+    check_same(run, names, lost=int(name == "wandb"))
