@@ -18,7 +18,7 @@ from paceline.errors import RunError, SpecError
 from paceline.job import make_job, prepare_folder
 from paceline.record import latest, rows_of
 from paceline.training.opened import REFERENCE, open_run
-from paceline.training.save import save
+from paceline.training.save import finish_saving, save
 from trained_run import CLASSES, train_on_images
 
 
@@ -62,7 +62,9 @@ def trained_on_generated(folder: Path, *words: str) -> Path:
     (folder / "page.yaml").write_text(SMALL)
     job = make_job(str(folder / "page.yaml"), [*words, "on.device=cpu"], None, None, None, None)
     prepare_folder(job, folder / "run")
-    save(make_session(job.plan, folder / "run", "append"))
+    session = make_session(job.plan, folder / "run", "append")
+    save(session)
+    finish_saving(session)
     return folder / "run"
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from folders_made import put
 from paceline.errors import DataError
@@ -23,7 +25,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (project / "labels.csv").write_text(
         "\n".join(f"{number}.jpg,{'cat' if number % 2 else 'dog'}" for number in range(8))
     )
-    (project / "weights.safetensors").write_bytes(b"")
+    save_file({"head.bias": np.zeros(2, np.float32)}, project / "weights.safetensors")
     monkeypatch.chdir(project)
     words = ["data.labels=labels.csv", "data.validation=50%", "init.from=weights.safetensors", *WORDS]
     job = make_job("images/resnet18", words, Path("photos"), None, None, None)
