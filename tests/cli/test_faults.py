@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -230,21 +231,41 @@ def test_a_full_disk_ends_in_one_line_and_keeps_what_was_saved(paceline: Pacelin
     assert 2 in saved_steps(tmp_path / "full/checkpoints")
 
 
+def small_files() -> None:
+    """Let this process write no file that holds a checkpoint."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+
 def test_a_checkpoint_that_does_not_fit_the_disk_is_told_at_each_attempt_and_training_goes_on(
     paceline: Paceline, tmp_path: Path
 ) -> None:
     (tmp_path / "small.yaml").write_text(SMALL)
-    words = ["train", "small.yaml", "--out", "run", "on.save=3 steps"]
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    done = paceline(*words, preexec_fn=limit)
+    assert paceline("train", "small.yaml", "--out", "run", "on.save=1 steps", "on.keep_last=9").returncode == 0
+    for step in (4, 5, 6):
+        shutil.rmtree(tmp_path / f"run/checkpoints/step-{step:09d}")
+    done = paceline("resume", "run", preexec_fn=small_files)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1, done.stderr
-    assert "step-000000006: the checkpoint cannot be written: File too large; make room, and run" in done.stderr
-    assert done.stdout.count("the checkpoint cannot be written: File too large; training goes on") == 3
+    assert (
+        "step-000000006: the checkpoint cannot be written: File too large; the newest one is step-000000003"
+        in done.stderr
+    )
+    told = "File too large; the newest one is step-000000003; training goes on"
+    assert done.stdout.count(told) == 3
     rows = rows_of(tmp_path / "run")
-    assert [row["step"] for row in rows if row["kind"] == "report"] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in rows if row["kind"] == "report"][-3:] == [4, 5, 6]
     assert rows[-1]["kind"] == "failed"
-    assert not list((tmp_path / "run/checkpoints").glob("*"))
+    assert max(saved_steps(tmp_path / "run/checkpoints")) == 3
+
+
+@pytest.mark.parametrize("words", [(), ("on.replicas=2", "on.micro_batch=8")])
+def test_nothing_is_trained_before_the_first_checkpoint_is_on_disk(
+    words: tuple[str, ...], paceline: Paceline, tmp_path: Path
+) -> None:
+    (tmp_path / "small.yaml").write_text(SMALL)
+    done = paceline("train", "small.yaml", "--out", "run", *words, preexec_fn=small_files)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "step-000000000: the checkpoint cannot be written: File too large; make room, and run" in done.stderr
+    assert [row["kind"] for row in rows_of(tmp_path / "run")] == ["start", "failed"]
+    assert paceline("train", "small.yaml", "--out", "run").returncode == 0

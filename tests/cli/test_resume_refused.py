@@ -129,6 +129,14 @@ def test_a_trained_run_without_checkpoints_is_not_started_again(run: Path, train
     continues(run, trained)
 
 
+def test_a_run_whose_record_tells_of_trained_steps_alone_is_not_started_again(run: Path) -> None:
+    lines = (run / "record.jsonl").read_text().splitlines(keepends=True)
+    (run / "record.jsonl").write_text("".join(line for line in lines if json.loads(line)["kind"] != "checkpoint"))
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").mkdir()
+    refused(run, "no intact checkpoint is left of this run, which has trained 18 steps")
+
+
 def test_a_trained_run_of_damaged_checkpoints_is_not_started_again(run: Path) -> None:
     for step in (0, 6, 12):
         (place(run, step) / checkpoint.NETWORK).write_bytes(b"damaged")

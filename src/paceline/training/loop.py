@@ -22,6 +22,7 @@ def train(session: Session) -> bool:
 
     if state.step == 0:
         save(session)
+        finish_saving(session)  # a run that has trained always has a checkpoint, so one without any was robbed of them
     elif validation_is_owed(session):
         validate(session, clock)
         save(session)

@@ -41,13 +41,12 @@ def restore_newest(session: Session) -> None:
 
 
 def _check_untrained(run: Run) -> None:
-    """Refuse to train a run from the beginning whose checkpoints of trained steps are damaged or gone.
+    """Refuse to train a run from the beginning whose checkpoints are damaged or gone.
 
-    One that was killed, or found the disk full, before it had saved a trained step has nothing to lose.
+    Nothing is trained before the checkpoint of step 0 is on disk, so a run that has trained had one.
     """
     rows = run.rows()
-    written = [row["step"] for row in rows if row["kind"] == "checkpoint"]
-    if max([*written, *checkpoint.saved_steps(run.checkpoints)], default=0):
+    if max([trained_step(rows), *checkpoint.saved_steps(run.checkpoints)]):
         raise RunError(
             f"{run.checkpoints}: no intact checkpoint is left of this run, which has trained "
             f"{plural(trained_step(rows), 'step')}; put its checkpoints back, or train it again in another folder "

@@ -57,6 +57,8 @@ def tell_saved(session: Session) -> None:
                     "write a longer on.save",
                     warning=True,
                 )
+            case Broken() if session.state.step == 0:
+                raise NotSaved(f"{outcome}; make room, and run the same command again")
             case Broken():
                 saver.fault = outcome
                 run.note(f"{outcome}; training goes on, and saves again when that is due", warning=True)
