@@ -30,6 +30,8 @@ from paceline.machine import NO_CUDA
 from paceline.planning import Plan
 
 T = TypeVar("T")
+_SHARED = "an accelerator is shared"
+"""The store's word that NCCL, which wants one for each process, cannot be used."""
 _LEAVES_AFTER = 10.0
 """Seconds that a process without work has to leave, and leaves the replicas to end after a signal."""
 
@@ -269,11 +271,14 @@ def init_world(plan: Plan, launch: Launch | None, data_digest: str = "") -> Worl
     if launch is None or launch.count == 1:
         return World(device)
     timeout = timedelta(seconds=plan.placement.timeout)
-    store = _rendezvous(launch, timeout, agreement(plan, data_digest))
+    accelerator = str(torch.cuda.get_device_properties(device).uuid) if kind == "cuda" else None
+    store = _rendezvous(launch, timeout, agreement(plan, data_digest), accelerator)
     spare = launch.count - plan.processes
     if plan.processes == 1:
         return World(device, store=store, timeout=timeout, spare=spare)
-    backend = "nccl" if kind == "cuda" else "gloo"
+    backend = "nccl" if accelerator and not store.check([_SHARED]) else "gloo"
+    if backend == "gloo" and kind == "cuda" and plan.stages > 1:
+        raise PlanError("several processes use one accelerator, and a stage of a pipeline needs one of its own")
     dist.init_process_group(backend, store=store, rank=launch.rank, world_size=plan.processes, timeout=timeout)
     host_group = dist.new_group(backend="gloo", timeout=timeout)
     world = World(device, launch.rank, plan.processes, store, timeout, host_group, spare)
@@ -315,8 +320,11 @@ def _staged(world: World, stages: int) -> World:
     )  # fmt: skip
 
 
-def _rendezvous(launch: Launch, timeout: timedelta, facts: dict[str, str]) -> Any:
-    """Return the store of all replicas once each has come with the same facts; name those missing, or what differs."""
+def _rendezvous(launch: Launch, timeout: timedelta, facts: dict[str, str], accelerator: str | None = None) -> Any:
+    """Return the store of all replicas once each has come with the same facts; name those missing, or what differs.
+
+    It says whether several of them have come with one `accelerator`.
+    """
     host = f"{launch.address}:{launch.port}"
     serves = launch.rank == 0 and not launch.store_is_there
     try:
@@ -325,6 +333,8 @@ def _rendezvous(launch: Launch, timeout: timedelta, facts: dict[str, str]) -> An
         raise Broken(f"cannot reach the rendezvous at {host}: {str(fault).splitlines()[0][:160]}") from None
     store = PrefixStore(f"paceline/{launch.attempt}", base)
     digest = digest_of_agreement(facts)
+    if accelerator and store.add(f"accelerator/{accelerator}", 1) > 1:
+        store.set(_SHARED, "")
     store.set(f"facts/{launch.rank}", json.dumps({"host": platform.node(), "facts": facts}))
     store.set(f"here/{launch.rank}", digest)
     ranks = range(launch.count)
