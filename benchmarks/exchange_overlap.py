@@ -76,7 +76,8 @@ class Clock:
         if isinstance(moment, float):
             return moment
         assert self._first is not None
-        return self._first.elapsed_time(moment) / 1000
+        milliseconds: float = self._first.elapsed_time(moment)
+        return milliseconds / 1000
 
 
 @dataclass
@@ -183,7 +184,7 @@ def main() -> None:
         if session.world.first:
             initialize_state(session.state, plan)
         broadcast_state(session.world, session.state)
-        early, late, shares = list[float](), list[float](), list[float]()
+        early, late, shares, lines = list[float](), list[float](), list[float](), list[str]()
         with closing(session.loader.training(0)) as steps:
             for _ in range(2):
                 take_step(session, next(steps))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,9 @@ from pictures_made import write_folder
 from runs_made import write_answers, write_run
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from collections.abc import Iterator
+
+    from playwright.sync_api import Browser, Page
 
 
 class Elements(HTMLParser):
@@ -140,21 +143,29 @@ def test_a_report_works_in_a_browser_without_a_network(trained: Path, tmp_path: 
     write_answers(odd, ["x", "y;z"], [[1, 2], [0, 1]], images)
     done = run_in(trained, "report", "run", str(odd), "--out", str(tmp_path / "two.html"))
     assert done.returncode == 0, done.stderr
-    for path in (trained / "run" / REPORT, tmp_path / "two.html"):
-        with sync_playwright() as player:
-            browser = player.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-            opened = browser.new_page(color_scheme="dark" if dark else "light")
-            said, requests = list[str](), list[str]()
-            opened.on("console", lambda message, said=said: said.append(message.text))
-            opened.on("pageerror", lambda fault, said=said: said.append(str(fault)))
-            opened.on("request", lambda request, requests=requests: requests.append(request.url))
-            opened.goto(path.as_uri())
-            check_charts(opened, dark)
-            assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
-            if path.parent == tmp_path:
-                check_relabels(opened, tmp_path)
-            assert said == []
-            browser.close()
+    with sync_playwright() as player:
+        browser = player.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        for path in (trained / "run" / REPORT, tmp_path / "two.html"):
+            with opened_alone(browser, path, dark) as page:
+                check_charts(page, dark)
+                if path.parent == tmp_path:
+                    check_relabels(page, tmp_path)
+        browser.close()
+
+
+@contextmanager
+def opened_alone(browser: Browser, path: Path, dark: bool) -> Iterator[Page]:
+    """A page in a browser, which says nothing on its console and asks for nothing from elsewhere."""
+    page = browser.new_page(color_scheme="dark" if dark else "light")
+    said, requests = list[str](), list[str]()
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda fault: said.append(str(fault)))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(path.as_uri())
+    yield page
+    assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert said == []
+    page.close()
 
 
 def check_charts(opened: Page, dark: bool) -> None:
