@@ -46,7 +46,7 @@ def test_a_report_reads_sums_by_their_names(names: tuple[str, str], monkeypatch:
     monkeypatch.setattr(reports, "TRAIN_SUMS", names)
     state.sums.copy_(torch.tensor([sums[name] for name in names]))
     state.last_sums.copy_(torch.tensor([last_sums[name] for name in names]))
-    row = Clock(plan, [], 0).report(state)
+    row = Clock(plan, [], 0).report(state, torch.tensor(0.5, dtype=torch.float64))
     assert (row["loss"], row["top1"], row["last_loss"], row["last_top1"]) == (1.5, 0.25, 0.5, 0.125)
     assert not state.sums.any()
     assert row["memory"] > 1 << 20  # what this process has taken

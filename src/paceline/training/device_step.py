@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from paceline.data.load.batches import MicroBatch
+from paceline.training.gradients import GradientReader
 from paceline.training.session import Session
 
 
-def device_step(session: Session, batches: list[MicroBatch], scale: Tensor) -> Tensor:
+def device_step(
+    session: Session, batches: list[MicroBatch], scale: Tensor, readers: Sequence[GradientReader] = ()
+) -> Tensor:
     """Forward, backward, exchange and update; gives the flag of a bad step, which changes nothing."""
     norm_sums, sums = device_sums(session, batches, scale)
+    for reader in readers:
+        reader.take(scale)
     return device_update(session, norm_sums, sums, scale)
 
 

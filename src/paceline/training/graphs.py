@@ -10,6 +10,7 @@ from torch import Tensor
 from paceline.augment.pipeline import Draws
 from paceline.data.load.batches import MicroBatch
 from paceline.training.device_step import device_step, device_update
+from paceline.training.gradients import GradientReader
 from paceline.training.session import Session
 
 WARM_STEPS = 2
@@ -26,6 +27,8 @@ class Recording:
     """The passes of the first micro-batch, which set the gradients."""
     following: torch.cuda.CUDAGraph | None
     """Those of each later one, which add to them."""
+    reading: list[tuple[GradientReader, torch.cuda.CUDAGraph]]
+    """What is computed from the gradients, only in steps of which it is wanted."""
     update: torch.cuda.CUDAGraph
     sums: Tensor
     """The step's TRAIN_SUMS."""
@@ -50,17 +53,19 @@ class StepGraphs:
         if shape not in self._recordings:
             self._seen[shape] = self._seen.get(shape, 0) + 1
             if self._seen[shape] <= WARM_STEPS:
-                return self._eager(batches, scale)
+                return self._eager(batches, scale, self._session.gradient_readers)
             self._recordings[shape] = self._record(batches, scale)
         recording = self._recordings[shape]
-        return self._eager(batches, scale) if recording is None else self._replay(recording, batches)
+        if recording is None:
+            return self._eager(batches, scale, self._session.wanted_readers)
+        return self._replay(recording, batches)
 
-    def _eager(self, batches: list[MicroBatch], scale: Tensor) -> Tensor:
+    def _eager(self, batches: list[MicroBatch], scale: Tensor, readers: list[GradientReader]) -> Tensor:
         """A step on the stream that recordings use, so that what torch prepares there serves them too."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            bad = device_step(self._session, batches, scale)
+            bad = device_step(self._session, batches, scale, readers)
         current.wait_stream(self._stream)
         return bad
 
@@ -85,10 +90,14 @@ class StepGraphs:
             with self._capture(following):
                 following_sums = network.forward_backward([batch], scale, begin=1)
         sums = first_sums.clone()
+        reading = [(reader, torch.cuda.CUDAGraph()) for reader in self._session.gradient_readers]
+        for reader, graph in reading:  # before the update, whose recording lets go of the gradients
+            with self._capture(graph):
+                reader.take(scale)
         with self._capture(update):
             norm_sums, all_sums = network.all_reduce(sums)
             bad = device_update(self._session, norm_sums, all_sums, scale)
-        return Recording(batch, first, following, update, sums, first_sums, following_sums, bad)
+        return Recording(batch, first, following, reading, update, sums, first_sums, following_sums, bad)
 
     def _capture(self, graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
         # Loader threads go on pinning memory, which a capture of the whole process would refuse.
@@ -107,6 +116,10 @@ class StepGraphs:
                 recording.sums.add_(recording.following_sums)
                 statistics.put_aside(index)
         statistics.put_back(len(batches))
+        wanted = self._session.wanted_readers
+        for reader, graph in recording.reading:
+            if reader in wanted:
+                graph.replay()
         recording.update.replay()
         return recording.bad
 

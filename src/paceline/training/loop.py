@@ -38,7 +38,7 @@ def train(session: Session) -> bool:
             if session.is_done() or requests.report or (reports and reports.due(state.step)):
                 # Apart from validating and saving, reading the sums is the only wait for the device.
                 compare_replicas(session.world, state)
-                row = run.write("report", **clock.report(state))
+                row = run.write("report", **clock.report(state, session.gradient_norm.value))
                 stop_on_bad_steps(session, row)
             if validations and (session.is_done() or validations.due(state.step)):
                 validate(session, clock)

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from paceline import schedule
 from paceline.device import peak_memory
@@ -50,12 +51,11 @@ class Clock:
         self._last_pause = time.perf_counter() - start
         self._paused += self._last_pause
 
-    def report(self, state: State) -> dict[str, Any]:
+    def report(self, state: State, gradient_norm: Tensor) -> dict[str, Any]:
         """The row of a report, and the sums start anew. The one place where the host waits for the device."""
-        plan = self._plan
-        sums, last_sums = (
-            dict(zip(TRAIN_SUMS, values, strict=True)) for values in torch.stack([state.sums, state.last_sums]).tolist()
-        )
+        plan, count = self._plan, len(TRAIN_SUMS)
+        *read, norm = torch.cat([state.sums, state.last_sums, gradient_norm[None]]).tolist()
+        sums, last_sums = (dict(zip(TRAIN_SUMS, values, strict=True)) for values in (read[:count], read[count:]))
         bad = state.bad_steps()
         now = time.perf_counter()
         seconds = max(now - self._mark - self._paused, 1e-9)
@@ -70,6 +70,7 @@ class Clock:
             "top1": sums["hits"] / images,
             "last_loss": last_sums["loss"] / plan.global_batch,
             "last_top1": last_sums["hits"] / plan.global_batch,
+            "gradient_norm": norm,
             "bad_steps": len(bad),
             "bad_steps_in_a_row": len(longest_streak(bad, state.reported)),
             "first_bad_step": next((step for step in bad if step > state.reported), 0),

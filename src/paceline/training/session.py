@@ -21,6 +21,7 @@ from paceline.launch import Launch
 from paceline.planning import Plan
 from paceline.record import Mode, Run
 from paceline.settings.placement import Placement
+from paceline.training.gradients import GradientNorm, GradientReader
 from paceline.training.requests import Requests, Signals
 from paceline.training.state import State, build_state
 from paceline.world import World, init_world
@@ -77,6 +78,21 @@ class Session:
     def inputs(self) -> StepInputs:
         """What the host sets for each step."""
         return StepInputs(self.world.device)
+
+    @cached_property
+    def gradient_norm(self) -> GradientNorm:
+        """The norm of a step's gradient, where a report may tell it."""
+        return GradientNorm(self.plan, self.state.network, self.world)
+
+    @property
+    def gradient_readers(self) -> list[GradientReader]:
+        """Everything that is computed from the gradients of some steps, for people."""
+        return [self.gradient_norm]
+
+    @property
+    def wanted_readers(self) -> list[GradientReader]:
+        """Those that the next step is asked for."""
+        return [reader for reader in self.gradient_readers if reader.is_wanted(self.state.step + 1)]
 
     @cached_property
     def loader(self) -> Loader:

@@ -18,7 +18,7 @@ def take_step(session: Session, batches: list[MicroBatch]) -> None:
         session.graphs = session.graphs or StepGraphs(session)
         bad = session.graphs.step(prepared, scale)
     else:
-        bad = device_step(session, prepared, scale)
+        bad = device_step(session, prepared, scale, session.wanted_readers)
     end_step(session, bad)
 
 
