@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import types
-import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from paceline.settings.placement import Placement, keys
 from paceline.settings.recipe import Recipe
-from paceline.settings.schema import fields, kinds
+from paceline.settings.schema import choices, fields, kinds
 from paceline.settings.types import Settings
 
 Row = tuple[str, str, str]
@@ -66,21 +64,10 @@ def renewed(text: str, rows: Iterator[Row]) -> str:
 
 
 def _row(key: str, info: FieldInfo) -> Row:
-    choices = list(_choices(info.annotation))
-    closed = choices and None not in choices
-    listed = f" One of {_code(*choices)}." if closed else ""
+    values = list(choices(info.annotation))
+    closed = not any(value is None or isinstance(value, bool) for value in values)
+    listed = f" One of {_code(*values)}." if closed else ""
     return _code(key), _default(info), _sentence(info.description) + listed
-
-
-def _choices(annotation: Any) -> Iterator[Any]:
-    """The values of a literal or of a union of literals; None for everything else in it."""
-    if typing.get_origin(annotation) is typing.Literal:
-        yield from typing.get_args(annotation)
-    elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        for part in typing.get_args(annotation):
-            yield from _choices(part)
-    else:
-        yield None
 
 
 def _default(info: FieldInfo) -> str:

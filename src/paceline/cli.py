@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.completion import completion_init  # type: ignore[attr-defined]
 
-from paceline import __version__
+from paceline import __version__, completing
 from paceline.errors import UserError
 from paceline.verbs import Verbs
 from paceline.visible import visible_output
@@ -19,27 +20,10 @@ from paceline.options import (
     Accelerator, Against, All, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords,
     Details, Device, DeviceLink, Devices, DevicesPerHost, Evaluated, ExportFolder, ExportTo, Follow, GivenWords, Half,
     HeatmapFolder, HostCount, HostLink, Hosts, Image, Json, MeasuredSpeed, NewRun, On, Once, OnWords, Out, Profile,
-    RecipeOrFolder, RecipeWord, Replicas, ReportFile, ResultFile, RunFolder, RunFolders, Seconds, SettingWords,
-    SourceFolder, TestFolder, Threshold, TimeLimit, Top, Until, Volume, path_of, time_words,
+    RecipeOrFolder, RecipeWord, Replicas, ReportFile, ResultFile, RunFolder, RunFolders, Scheduler, Seconds,
+    SettingWords, Shell, SourceFolder, Target, TestFolder, Threshold, TimeLimit, Top, Until, Volume, path_of, time_words,
 )  # fmt: skip
 # isort: on
-
-
-class Target(StrEnum):
-    """The formats that images are converted to."""
-
-    webdataset = "webdataset"
-    folder = "folder"
-
-
-class Scheduler(StrEnum):
-    """What starts a run on several hosts."""
-
-    slurm = "slurm"
-    kubernetes = "kubernetes"
-    skypilot = "skypilot"
-    docker = "docker"
-    torchrun = "torchrun"
 
 
 app = typer.Typer(
@@ -56,9 +40,15 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def _top(version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False) -> None:
+def _top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+    completion: Annotated[Shell | None, typer.Option("--completion", help="Print what makes a shell complete words.", is_eager=True)] = None,
+) -> None:  # fmt: skip
     if version:
         print(f"paceline {__version__}")
+    if completion:
+        print(completing.SCRIPTS[completion.value].strip())
+    if version or completion:
         raise typer.Exit
 
 
@@ -225,7 +215,7 @@ def doctor(json: Json = False) -> None:
 
 @app.command(epilog="Example: paceline recipes cifar10/resnet20 > mine.yaml")
 def recipes(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this recipe's page, or list those of a system.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", autocompletion=completing.recipe_name, help="Print this recipe's page, or list those of a system.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="List the recipes that others published, too.")] = False,
     json: Json = False,
 ) -> None:  # fmt: skip
@@ -237,7 +227,7 @@ def recipes(
 
 @app.command(epilog="Example: paceline placements graphcore")
 def placements(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this placement's page, or list those of a system.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", autocompletion=completing.placement_name, help="Print this placement's page, or list those of a system.")] = None,
     json: Json = False,
 ) -> None:  # fmt: skip
     """List the placements that come with Paceline, or print one."""
@@ -248,8 +238,8 @@ def placements(
 
 @app.command(epilog="Example: paceline models resnet50 --blocks")
 def models(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Print this network's settings and defaults.")] = None,
-    words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as model.stem=3x3.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", autocompletion=completing.network, help="Print this network's settings and defaults.")] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", autocompletion=completing.setting, help="Settings to change, such as model.stem=3x3.")] = None,
     blocks: Annotated[bool, typer.Option("--blocks", help="Print its blocks: parameters, activation bytes, multiply-adds per image.")] = False,
     side: Annotated[int | None, typer.Option(metavar="PIXELS", help="Image side for --blocks.", min=1, max=65_535)] = None,
     json: Json = False,
@@ -317,7 +307,10 @@ def data_show(
     source: SourceFolder,
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe and settings to change; without a recipe, settings of the data."),
+        typer.Argument(
+            metavar="[RECIPE] [KEY=VALUE]...", autocompletion=completing.recipe_or_data_setting,
+            help="A recipe and settings to change; without a recipe, settings of the data.",
+        ),
     ] = None,
     sheet: Annotated[Path | None, typer.Option("--sheet", metavar="FILE.png", parser=path_of, help="Write a contact sheet of what augmentation gives.")] = None,
     json: Json = False,
@@ -365,10 +358,10 @@ def bench_train(
 
 @bench_app.command("infer", epilog="Example: paceline bench infer nvidia/resnet50 --batch 1,8,32,128 on.compile=true")
 def bench_infer(
-    what: Annotated[str | None, typer.Argument(metavar="[RECIPE|RUN]", help="A recipe, for random weights, or a run folder.")] = None,
+    what: Annotated[str | None, typer.Argument(metavar="[RECIPE|RUN]", autocompletion=completing.recipe_or_run, help="A recipe, for random weights, or a run folder.")] = None,
     settings: SettingWords = None,
     data: BenchData = None, on: On = None, replicas: Replicas = None, device: Device = None,
-    checkpoint: Annotated[str | None, typer.Option("--checkpoint", metavar="STEP|best", help="The run's checkpoint; the newest if left out.")] = None,
+    checkpoint: Annotated[str | None, typer.Option("--checkpoint", metavar="STEP|best", autocompletion=completing.one_of("best"), help="The run's checkpoint; the newest if left out.")] = None,
     batch: Annotated[str | None, typer.Option("--batch", metavar="N,...", help="Batch sizes; 1,8,32,128 if left out.")] = None,
     repeats: Annotated[int, typer.Option("--repeats", metavar="N", min=1, max=10**6, help="How often the latency of each size is measured.")] = 100,
     seconds: Seconds = 20.0, profile: Profile = None, out: ResultFile = None, against: Against = None, json: Json = False,
@@ -383,6 +376,8 @@ def bench_infer(
 
 def main() -> None:
     """Run the command line."""
+    if "_PACELINE_COMPLETE" in os.environ:
+        completion_init()
     with visible_output():
         try:
             app(prog_name="paceline")

@@ -35,13 +35,13 @@ from paceline.record import (
     trained_step,
 )
 from paceline.settings import shipped
+from paceline.settings.addresses import all_addresses
 from paceline.settings.build import build
 from paceline.settings.configurations import placement_of
 from paceline.settings.data import Data, Files, Made, Shapes, likeness
 from paceline.settings.placement import Placement
 from paceline.settings.read import Tree, cut, dump, override, parse
 from paceline.settings.recipe import Recipe
-from paceline.settings.schema import addresses
 from paceline.sink.log import LOG
 from paceline.sink.mlflow import MLFLOW
 from paceline.sink.tensorboard import EVENTS
@@ -156,11 +156,6 @@ def read_placement(
         if word.startswith("on."):
             override(placed, word, Placement, prefix="on.")
     return build(Placement, placed, all_addresses()), placed
-
-
-def all_addresses() -> list[str]:
-    """Every word before a '=' that a recipe and a placement know."""
-    return [*addresses(Recipe), *(f"on.{key}" for key in addresses(Placement))]
 
 
 WHOLE = ["on.stages=1", "on.splits=[]"]

@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from paceline import completing
 from paceline.errors import SpecError
+
+
+class Target(StrEnum):
+    """The formats that images are converted to."""
+
+    webdataset = "webdataset"
+    folder = "folder"
+
+
+class Shell(StrEnum):
+    """The shells that complete words."""
+
+    bash = "bash"
+    zsh = "zsh"
+    fish = "fish"
+
+
+class Scheduler(StrEnum):
+    """What starts a run on several hosts."""
+
+    slurm = "slurm"
+    kubernetes = "kubernetes"
+    skypilot = "skypilot"
+    docker = "docker"
+    torchrun = "torchrun"
 
 
 def path_of(word: str) -> Path:
@@ -25,12 +52,15 @@ def time_words(limit: str | None) -> list[str]:
 RecipeWord = Annotated[
     str | None,
     typer.Argument(
-        metavar="[RECIPE]", help="A shipped name (see `paceline recipes`) or a YAML file; shapes/resnet8 if left out."
+        autocompletion=completing.recipe,
+        metavar="[RECIPE]",
+        help="A shipped name (see `paceline recipes`) or a YAML file; shapes/resnet8 if left out.",
     ),
 ]
 RecipeOrFolder = Annotated[
     str | None,
     typer.Argument(
+        autocompletion=completing.recipe_or_folder,
         metavar="[RECIPE|FOLDER]",
         help="A shipped name (see `paceline recipes`), a YAML file, or a folder of images, which is given a recipe; "
         "if left out, --data or DATA_DIR is that folder, and without them it is shapes/resnet8.",
@@ -39,18 +69,30 @@ RecipeOrFolder = Annotated[
 SettingWords = Annotated[
     list[str] | None,
     typer.Argument(
+        autocompletion=completing.setting,
         metavar="[KEY=VALUE]...",
         help="Settings to change, such as epochs=20 optimizer.lr=0.2; placement keys start with on.",
     ),
 ]
 OnWords = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[on.KEY=VALUE]...", help="Placement settings to change, such as on.micro_batch=64."),
+    typer.Argument(
+        autocompletion=completing.on_setting,
+        metavar="[on.KEY=VALUE]...",
+        help="Placement settings to change, such as on.micro_batch=64.",
+    ),
 ]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", parser=path_of, help="A run folder.")]
+RunFolder = Annotated[
+    Path, typer.Argument(autocompletion=completing.run, metavar="RUN", parser=path_of, help="A run folder.")
+]
 RunFolders = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN...", parser=path_of, help="Run folders, of runs that train or have trained."),
+    typer.Argument(
+        autocompletion=completing.run,
+        metavar="RUN...",
+        parser=path_of,
+        help="Run folders, of runs that train or have trained.",
+    ),
 ]
 Once = Annotated[
     bool, typer.Option("--once", help="Print where the runs stand, and end, as in a pipe; without it, follow them.")
@@ -74,14 +116,30 @@ Until = Annotated[
 NewRun = Annotated[
     Path | None, typer.Option("--out", metavar="NEW", parser=path_of, help="The folder of that new run.")
 ]
-On = Annotated[str | None, typer.Option("--on", metavar="PLACEMENT", help="A shipped placement or a YAML file.")]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on", autocompletion=completing.placement, metavar="PLACEMENT", help="A shipped placement or a YAML file."
+    ),
+]
 Replicas = Annotated[int | None, typer.Option("--replicas", metavar="N", help="Short for on.replicas=N.")]
 Device = Annotated[
-    str | None, typer.Option("--device", metavar="KIND", help="Short for on.device=KIND: cpu, cuda or mps.")
+    str | None,
+    typer.Option(
+        "--device",
+        autocompletion=completing.one_of("cpu", "cuda", "mps"),
+        metavar="KIND",
+        help="Short for on.device=KIND: cpu, cuda or mps.",
+    ),
 ]
 Evaluated = Annotated[
     str | None,
-    typer.Option("--checkpoint", metavar="STEP|best", help="Evaluate this step's checkpoint, or the best one."),
+    typer.Option(
+        "--checkpoint",
+        autocompletion=completing.one_of("best"),
+        metavar="STEP|best",
+        help="Evaluate this step's checkpoint, or the best one.",
+    ),
 ]
 All = Annotated[bool, typer.Option("--all", help="Evaluate every checkpoint that was not evaluated yet.")]
 Follow = Annotated[
@@ -122,7 +180,12 @@ Accelerator = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Checkpoint = Annotated[
     str | None,
-    typer.Option("--checkpoint", metavar="STEP|best", help="The run's checkpoint; the best that is kept if left out."),
+    typer.Option(
+        "--checkpoint",
+        autocompletion=completing.one_of("best"),
+        metavar="STEP|best",
+        help="The run's checkpoint; the best that is kept if left out.",
+    ),
 ]
 GivenWords = Annotated[
     list[str],
@@ -150,6 +213,7 @@ ExportTo = Annotated[
     str,
     typer.Option(
         "--to",
+        autocompletion=completing.one_of("onnx", "pt2", "safetensors", "torchvision"),
         metavar="onnx|pt2|safetensors|torchvision",
         help="onnx, pt2 (torch.export), safetensors, or torchvision (its names of the tensors).",
     ),
@@ -171,7 +235,11 @@ SourceFolder = Annotated[
 ]
 DataWords = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the data, such as labels=classes.csv first_label=0."),
+    typer.Argument(
+        autocompletion=completing.data_setting,
+        metavar="[KEY=VALUE]...",
+        help="Settings of the data, such as labels=classes.csv first_label=0.",
+    ),
 ]
 Seconds = Annotated[
     float,

@@ -21,7 +21,7 @@ class Verbs(TyperGroup):
             return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0][:1] != "-" and self.get_command(ctx, args[0]) is None:
+        if args[0][:1] != "-" and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
             from paceline.settings.suggest import unknown_command
 
             raise SpecError(unknown_command(args[0], self.list_commands(ctx)))
@@ -57,7 +57,7 @@ def _short_faults() -> Iterator[None]:
 
 def _refuse_option(fault: Any) -> None:
     """Say what to write in place of an unknown option, where that is known."""
-    from paceline.job import all_addresses
+    from paceline.settings.addresses import all_addresses
     from paceline.settings.read import cut
     from paceline.settings.suggest import elsewhere
 

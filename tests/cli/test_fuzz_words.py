@@ -23,8 +23,8 @@ import pytest
 from conftest import SMALL, environment
 from image_files import clean_pictures
 from paceline import cli
-from paceline.job import all_addresses
 from paceline.settings import shipped
+from paceline.settings.addresses import all_addresses
 from paceline.visible import visible
 from pictures_made import write_folder
 

@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.settings import schema, shipped
-from paceline.settings.placement import Placement
-from paceline.settings.recipe import Recipe
-from paceline.settings.types import Settings
+from paceline.settings import shipped
+from paceline.settings.addresses import fields_at
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/paceline"
@@ -123,23 +121,12 @@ def fault_of(word: str) -> str:
         return "" if word in words() else "no such name"
     key, equals, _ = word.partition("=")
     if re.fullmatch(r"[a-z]\w*(\.[a-z]\w*)+", key) and not re.search(r"\.(safetensors|jsonl|yaml|csv|pth|tar)$", key):
-        return "" if is_setting(key) or (not equals and key in modules()) else "no such setting"
+        return "" if fields_at(key) or (not equals and key in modules()) else "no such setting"
     return ""
 
 
 CALLS = {"block(x, batch)", "norm(x, batch, shortcut)", "make_norm(channels, activation, role)", "backward()"}
 """Calls of arguments and of torch's methods."""
-
-
-def is_setting(key: str) -> bool:
-    """Whether an address leads to a setting, through some kind wherever there are several."""
-    models: set[type[Settings]] = {Placement if key.startswith("on.") else Recipe}
-    for step in key.removeprefix("on.").split("."):
-        infos = [schema.fields(kind)[step] for kind in models if step in schema.fields(kind)]
-        if not infos:
-            return False
-        models = {kind for info in infos for kind in schema.groups(info.annotation)}
-    return True
 
 
 @cache

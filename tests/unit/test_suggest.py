@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import SpecError
-from paceline.job import all_addresses, read_recipe
+from paceline.job import read_recipe
 from paceline.settings import shipped, suggest
+from paceline.settings.addresses import all_addresses
 
 NAMES = ["cifar10/resnet18", "images/resnet18", "imagenet/resnet50-lars", "imagenet/vgg16", "images/resnet50-finetune"]
 

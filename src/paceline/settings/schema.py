@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +26,19 @@ def kinds(info: FieldInfo | Any) -> dict[str, type[Settings]]:
             for name in typing.get_args(group.model_fields["name"].annotation):
                 members[name] = group
     return members
+
+
+def choices(annotation: Any) -> Iterator[Any]:
+    """The values that an annotation lists; None for everything else in it."""
+    if annotation is bool:
+        yield from (True, False)
+    elif typing.get_origin(annotation) is typing.Literal:
+        yield from typing.get_args(annotation)
+    elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        for part in typing.get_args(annotation):
+            yield from choices(part)
+    else:
+        yield None
 
 
 def groups(annotation: Any) -> Iterator[type[Settings]]:
