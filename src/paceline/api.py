@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,8 +165,10 @@ def export(
 def _words(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Settings as words; a section that names its kind is set whole, any other key by key."""
     for key, value in settings.items():
-        address = f"{prefix}{key.rstrip('_')}"  # from_ and others that are words of Python
-        if isinstance(value, Mapping) and "name" not in value:
+        is_python = key.endswith("_") and iskeyword(key[:-1])  # from_
+        address = f"{prefix}{key[:-1] if is_python else key}"
+        # Names of classes, which may be any text, are no keys.
+        if isinstance(value, Mapping) and "name" not in value and all(str(each).isidentifier() for each in value):
             yield from _words(value, f"{address}.")
         else:
             yield f"{address}={_flow(address, dict(value) if isinstance(value, Mapping) else value)}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline import checkpoint
 from paceline.data.index import locate
 from paceline.data.index.fingerprint import FINGERPRINT, check_fingerprint, trained_classes, write_fingerprint
+from paceline.data.load.class_weights import class_weights
 from paceline.data.load.quarantine import QUARANTINE
 from paceline.errors import DataError, RunError, SpecError
 from paceline.files import disk_faults, read_whole
@@ -192,6 +193,8 @@ def make_job(
         written.places["data", key] = "found"
     recipe = follow_source(recipe.model_copy(update={"data": settings}), written)
     job = plan_job(name, recipe, placement, folder, written, placed, launch=launch)
+    if folder is not None:
+        class_weights(job.plan, folder)  # refuses names that no class has
     return replace(job, choices=choices)
 
 

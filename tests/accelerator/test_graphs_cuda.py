@@ -72,6 +72,11 @@ def test_recorded_steps_have_the_bits_of_others() -> None:
     assert not session.state.bad.any()
 
 
+def test_recorded_steps_with_class_weights_have_the_bits_of_others() -> None:
+    words = ("loss.class_weights=balanced", "loss.label_smoothing=0.1", "mix.mixup=0.2", "on.precision=fp32")
+    assert_equal_bits(6, *words, "on.micro_batch=16", recorded=1)
+
+
 def test_recorded_steps_of_fused_blocks_and_four_micro_batches_have_the_bits_of_others() -> None:
     session = assert_equal_bits(6, *FUSED, recorded=1)
     assert session.plan.rounds == 4

@@ -262,7 +262,8 @@ def test_a_process_that_cannot_find_the_others_says_so_in_one_line(tmp_path: Pat
 
 
 def test_the_verify_command_passes_on_a_small_recipe(paceline: Paceline, tmp_path: Path) -> None:
-    done = paceline("verify", small(tmp_path), "epochs=2 steps", "--no-whole-runs", "--json")
+    words = ("epochs=2 steps", "loss.class_weights=balanced", "--no-whole-runs", "--json")
+    done = paceline("verify", small(tmp_path), *words)
     assert done.returncode == 0, done.stderr + done.stdout
     found = json.loads(done.stdout)
     assert found["passed"]

@@ -73,6 +73,11 @@ FAULTS = [
     (["plan", "optimizer.epochs=3"], "optimizer: sgd has no 'epochs'; did you mean 'epochs'?"),
     (["plan", "val=0.2"], "'val=0.2': recipe has no 'val'; did you mean 'data.validation'?"),
     (["plan", "images/resnet18", "data.split=0.2"], "data: images has no 'split'; did you mean 'data.validation'?"),
+    (
+        ["train", "photos", "class_weights=balanced"],
+        "recipe has no 'class_weights'; did you mean 'loss.class_weights'?",
+    ),
+    (["train", "photos", "loss.class_weights={cats: 2}"], "no class is named 'cats'; did you mean 'cat'?"),
     (["plan", "freeze_layers=3"], "'freeze_layers=3': recipe has no 'freeze_layers'; did you mean 'freeze'?"),
     (
         ["train", "fotos"],

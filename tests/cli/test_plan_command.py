@@ -117,6 +117,19 @@ def test_a_plan_of_a_folder_says_what_was_found_and_why_what_was_chosen(paceline
     assert re.search(r"^  global_batch: 8 +# chosen: an epoch of 32 images then has 4 steps$", yaml, re.MULTILINE)
 
 
+def test_a_plan_shows_the_least_and_the_largest_weight_of_a_class(paceline: Paceline, tmp_path: Path) -> None:
+    put(tmp_path, *(f"photos/{'cat' if number % 4 else 'dog'}/{number}.jpg" for number in range(40)))
+    words = ("plan", "photos", "data.validation=20%")
+    assert table(paceline(*words, "loss.class_weights=balanced").stdout)["class weights"] == (
+        "balanced, 0.667 (cat) to 2 (dog)"
+    )
+    written = table(paceline(*words, "loss.class_weights={dog: 5}").stdout)
+    assert written["class weights"] == "0.5 (cat) to 2.5 (dog)"
+    assert "class weights" not in paceline(*words).stdout
+    known = table(paceline("plan", "cifar10/resnet20", "loss.class_weights=balanced").stdout)
+    assert known["class weights"] == "balanced"
+
+
 def test_a_folder_alone_is_trained_on(paceline: Paceline, tmp_path: Path) -> None:
     names = [f"photos/{'cat' if number % 2 else 'dog'}/{number}.jpg" for number in range(20)]
     put(tmp_path, *names, content=picture(size=(60, 50)))

@@ -144,7 +144,16 @@ RECIPES = st.fixed_dictionaries(
                 "skip_dimensions": st.lists(st.integers(0, 4), max_size=3),
             },
         ),
-        "loss": st.fixed_dictionaries({}, optional={"label_smoothing": PARTS}),
+        "loss": st.fixed_dictionaries(
+            {},
+            optional={
+                "label_smoothing": PARTS,
+                "class_weights": st.one_of(
+                    st.sampled_from(["none", "balanced"]),
+                    st.dictionaries(WORDS, st.floats(1e-3, 1e9), min_size=1, max_size=3),
+                ),
+            },
+        ),
         "augment": st.fixed_dictionaries({}, optional={"pad": st.integers(0, 9), "flip": st.booleans()}),
         "evaluate": st.fixed_dictionaries(
             {},

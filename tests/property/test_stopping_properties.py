@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from conftest import make_plan, make_session
 from paceline import checkpoint
+from paceline.data.load.class_weights import class_weights
 from paceline.record import Row
 from paceline.training.loop import train
 from paceline.training.requests import Requests, Signals, Stopped
@@ -29,6 +30,7 @@ STOPS = {
     "patience": ("stop.patience=4 validations",),
     "target": ("stop.target=18%",),
     "loss": ("stop.metric=loss", "stop.patience=2 validations"),
+    "weighted": ("stop.metric=loss", "stop.patience=2 validations", "loss.class_weights=balanced"),
     "both": ("stop.metric=loss", "stop.patience=2 validations", "stop.target=2.3255"),
 }
 
@@ -53,7 +55,9 @@ def start(folder: Path, words: tuple[str, ...], interrupt: tuple[int, str] | Non
     """Train until the end of the run or the interruption; whether it has come to the end."""
     plan = make_plan(*WORDS, *words)
     signals, world = Signals(), World(make_session(plan).world.device)
-    session = make_session(plan, folder, "own", world, build_state(plan, world))
+    weights = class_weights(plan, None)
+    state = build_state(plan, world, [*weights.values()] if weights else None)
+    session = make_session(plan, folder, "own", world, state)
     session.requests = Requests(world, signals)
     if interrupt:
         session.run.sinks = [Interrupt(signals, *interrupt)]

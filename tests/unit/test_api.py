@@ -65,6 +65,8 @@ def test_settings_are_words_and_arguments(page: Path) -> None:
     plan = paceline.plan(page, "optimizer.lr=0.3", epochs=7, augment={"flip": False}, on={"device": "cpu"})
     assert (plan.peak_lr, plan.recipe.epochs, plan.recipe.augment.flip) == (0.3, 7, False)
     assert paceline.plan(page, schedule={"name": "cosine"}, device="cpu").recipe.schedule.name == "cosine"
+    weights = {"a.b: c_": 2.0, "plain_": 1.0}
+    assert paceline.plan(page, loss={"class_weights": weights}, device="cpu").recipe.loss.class_weights == weights
     with pytest.raises(paceline.UserError, match=r"did you mean 'epochs'"):
         paceline.plan(page, epoch=7)
 

@@ -86,7 +86,10 @@ def test_one_validation_image_is_no_images(tmp_path: Path) -> None:
 def test_unequal_classes_are_noted_with_the_share_of_the_largest(tmp_path: Path) -> None:
     (note,) = notes(job_of(folder_of(tmp_path, cat=(30, 90), dog=(10, 10))))
     assert note.startswith("classes are unequal: 'cat' has 30 training images, 'dog' 10; ")
-    assert note.endswith("; always answering the largest would be 90.00% top-1")
+    advice = "; loss.class_weights=balanced lets all classes count the same"
+    assert note.endswith(f"; always answering the largest would be 90.00% top-1{advice}")
+    (note,) = notes(job_of(tmp_path, "loss.class_weights=balanced"))
+    assert note.endswith("90.00% top-1")
 
 
 def test_a_class_without_a_readable_image_is_noted(tmp_path: Path) -> None:

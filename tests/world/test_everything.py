@@ -1,4 +1,4 @@
-"""The promise with everything on: mixing, stochastic depth, dropout, an average, LARS and clipping."""
+"""The promise with everything on: class weights, mixing, stochastic depth, dropout, an average, LARS and clipping."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ optimizer: {name: lars, lr: 0.05, decay: 1e-4}
 weight_decay: {rate: 5e-5, skip_names: [norm]}
 clip: {norm: 5.0}
 schedule: {name: cosine, warmup: 2 steps}
-loss: {label_smoothing: 0.1}
+loss: {label_smoothing: 0.1, class_weights: balanced}
 augment: {pad: 2, flip: true}
 mix: {mixup: 0.2, cutmix: {name: logarithmic, kept: 0.85}, block: 4}
 ema: {decay: 0.9}

@@ -88,6 +88,17 @@ def test_a_killed_run_goes_on_exactly_on_the_same_layout_and_to_rounding_on_anot
         assert max(compare_outcomes(whole, trial.finish(plan)).values()) <= limit
 
 
+def test_class_weights_give_the_same_run_on_another_layout_and_after_a_kill(tmp_path: Path) -> None:
+    words = ("loss.class_weights=balanced", "loss.kind=binary", "mix.cutmix=beta")
+    one = run(tmp_path / "one", *words, "on.micro_batch=16")
+    layout = ("on.precision=fp64", "on.cpu_threads=1", "on.micro_batch=4", "on.replicas=2")
+    (tmp_path / "two").mkdir()
+    trial = Trial(tmp_path / "two", None, STEPS)
+    assert 2 <= trial.kill_after(make_plan(*words, *layout), 2) < STEPS
+    assert max(compare_outcomes(one, trial.finish(make_plan(*words, *layout))).values()) <= EXACT
+    assert compare_outcomes(one, run(tmp_path / "three", *words[1:], "on.micro_batch=16"))["loss"] > 1e-3
+
+
 def test_another_seed_is_another_run(tmp_path: Path, whole: Outcome) -> None:
     other = run(tmp_path, "on.micro_batch=16", "seed=1")
     assert compare_outcomes(whole, other)["weights"] > 0.1

@@ -61,7 +61,7 @@ def notes_of(job: Job, index: Index | None) -> list[str]:
         *_rate_notes(job.plan),
     ]
     if index is not None:
-        notes += [*_validation_notes(job.plan), *_class_notes(index), *index.notes]
+        notes += [*_validation_notes(job.plan), *_class_notes(job.plan, index), *index.notes]
     if isinstance(job.plan.data, Made) and (unused := for_files(recipe.augment)):
         made = job.plan.data.name
         notes.append(f"{made} images are made at their final size, so this has no effect: {', '.join(unused)}")
@@ -150,7 +150,7 @@ def _validation_notes(plan: Plan) -> list[str]:
     return [f"{only}{why}: each is {1 / count:.1%} of top-1"]
 
 
-def _class_notes(index: Index) -> list[str]:
+def _class_notes(plan: Plan, index: Index) -> list[str]:
     """Classes that nothing can be learned of, and classes that are unequal."""
     rows, sizes = index.training.rows, class_sizes(index, index.training)
     readable = rows[(rows["flags"] & (Flag.UNREADABLE | Flag.OTHER_LABEL)) == 0]
@@ -164,9 +164,11 @@ def _class_notes(index: Index) -> list[str]:
     least, most = int(np.where(sizes > 0, sizes, sizes.max()).argmin()), int(sizes.argmax())
     if sizes[most] >= _UNEQUAL * sizes[least]:
         validated = class_sizes(index, index.validation)
+        weighted = plan.recipe.loss.class_weights != "none"
         notes.append(
             f"classes are unequal: '{index.classes[most]}' has {int(sizes[most]):,} training images, "
             f"'{index.classes[least]}' {int(sizes[least]):,}; always answering the largest would be "
             f"{validated.max() / max(1, validated.sum()):.2%} top-1"
+            f"{'' if weighted else '; loss.class_weights=balanced lets all classes count the same'}"
         )
     return notes

@@ -8,6 +8,8 @@ from typing import Any
 
 from paceline.command.notes import describe_found, index_of, notes_of, precision_notes
 from paceline.command.tables import show_facts, show_line, show_rows
+from paceline.data.index import locate
+from paceline.data.load.class_weights import class_weights
 from paceline.errors import SpecError
 from paceline.job import Asked, Job, ask, make_job, read_placement
 from paceline.launch import Launch
@@ -100,6 +102,7 @@ def _parts(job: Job) -> dict[str, Any]:
         **_source(recipe),
         "optimizer": _kind(recipe.optimizer),
         "schedule": _kind(recipe.schedule),
+        **_class_weights(job),
     }
 
 
@@ -129,6 +132,22 @@ def _source(recipe: Recipe) -> dict[str, str]:
         return {}
     values = [f"{key.partition('.')[2]} {_shown(value)}" for key, value in told(recipe).items() if value is not None]
     return {"first weights": recipe.init.from_, "trained with": ", ".join(values) or "not known"}
+
+
+def _class_weights(job: Job) -> dict[str, str]:
+    """The least and the largest weight of a class, where classes have some; they follow from the images."""
+    asked = job.plan.recipe.loss.class_weights
+    if asked == "none":
+        return {}
+    known = job.data_folder is not None or not locate.needs_files(job.plan.data)
+    weights = class_weights(job.plan, job.data_folder) if known else None
+    if not weights:
+        return {"class weights": "as written" if isinstance(asked, dict) else asked}
+    ends = [
+        f"{weights[name]:.3g} ({name})"
+        for name in (min(weights, key=weights.__getitem__), max(weights, key=weights.__getitem__))
+    ]
+    return {"class weights": f"{'balanced, ' if isinstance(asked, str) else ''}{' to '.join(ends)}"}
 
 
 def _shown(value: Any) -> str:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.data.index import locate
+from paceline.data.load.class_weights import class_weights
 from paceline.errors import PlanError, SpecError
 from paceline.job import Job, plan_job, read_recipe, read_words
 from paceline.layouts import fits, mixes
@@ -80,7 +81,8 @@ def run(
     # What the end of a run averages is on disk: the proof is of what is trained.
     average = settings.average.model_copy(update={"last": None})
     settings = settings.model_copy(update={"data": data_settings, "average": average})
-    _job(settings, Layout("whole", 1, settings.global_batch), "fp64")  # refuses what no layout could run
+    whole = _job(settings, Layout("whole", 1, settings.global_batch), "fp64")  # refuses what no layout could run
+    class_weights(whole.plan, folder)  # and names that no class has
     settings, shrunk = (settings, []) if full else shrink(settings)
     steps = min(steps, _job(settings, Layout("whole", 1, settings.global_batch), "fp64").plan.steps)
     if steps < 2:

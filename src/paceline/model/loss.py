@@ -14,16 +14,18 @@ Losses = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """loss(scores, labels, weights): labels are [images], or [images, terms] with weights that add up to 1."""
 
 
-def make_loss(settings: Loss, classes: int) -> Losses:
-    """The loss of a recipe."""
+def make_loss(settings: Loss, classes: int, class_weights: Tensor | None = None) -> Losses:
+    """The loss of a recipe; each part of a target counts as much as the weight of its class says."""
     smoothing = settings.label_smoothing
     # Spread over the other classes only, epsilon is what torch calls epsilon * K / (K - 1).
     smoothing *= classes / (classes - 1) if smoothing and settings.smooth_over == "others" else 1
 
     def cross_entropy(scores: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         if weights is None:
-            return F.cross_entropy(scores, labels, reduction="sum", label_smoothing=smoothing)
+            return F.cross_entropy(scores, labels, class_weights, reduction="sum", label_smoothing=smoothing)
         terms = F.log_softmax(scores, 1)
+        if class_weights is not None:
+            terms = terms * class_weights
         labeled = (terms.gather(1, labels) * weights).sum()
         return -((1 - smoothing) * labeled + smoothing * terms.mean(1).sum())
 
@@ -34,6 +36,7 @@ def make_loss(settings: Loss, classes: int) -> Losses:
         targets = (1 - smoothing) * targets + smoothing / classes
         if settings.threshold is not None:
             targets = (targets > settings.threshold).to(scores.dtype)
-        return F.binary_cross_entropy_with_logits(scores, targets, reduction="sum") / classes
+        loss = F.binary_cross_entropy_with_logits(scores, targets, reduction="sum", pos_weight=class_weights)
+        return loss / classes
 
     return cross_entropy if settings.kind == "cross-entropy" else binary

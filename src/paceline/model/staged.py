@@ -32,11 +32,11 @@ class Staged(Whole):
     scores of auxiliary heads. Every stage must call the same verbs in the same order.
     """
 
-    def __init__(self, plan: Plan, world: World) -> None:
+    def __init__(self, plan: Plan, world: World, class_weights: Sequence[float] | None = None) -> None:
         self._world = world
         self._first, self._last = world.stage == 0, world.stage == world.stages - 1
         self._stages = stages_of(plan)
-        super().__init__(plan, world)
+        super().__init__(plan, world, class_weights)
         self._pipelines: dict[tuple[int, int], Pipeline] = {}
         """By the pixels a side of the images and the number of micro-batches."""
         self._known_shapes: dict[tuple[bool, int], StageShapes] = {}

@@ -33,7 +33,7 @@ from paceline.world import World
 class Whole:
     """The network, its norm statistics and dropout masks, and what a step and a validation do with them."""
 
-    def __init__(self, plan: Plan, world: World) -> None:
+    def __init__(self, plan: Plan, world: World, class_weights: Sequence[float] | None = None) -> None:
         self.plan, self.device, self.dtype = plan, world.device, float_dtype(plan)
         network = build_network(plan.recipe, plan.facts)
         # Layers are numbered over the whole network, whatever part of it is here.
@@ -45,7 +45,8 @@ class Whole:
         self.statistics = Statistics(self.module, plan.rounds, plan.norm_groups, world.subgroup(plan.norm_replicas))
         self.augment = Augmentation(plan, world.device)
         self._forward = _placed_forward(self.module, plan)
-        self._head_loss = make_loss(plan.recipe.loss, plan.facts.classes)
+        weights = None if class_weights is None else torch.tensor(class_weights, dtype=self.dtype, device=world.device)
+        self._head_loss = make_loss(plan.recipe.loss, plan.facts.classes, weights)
         sent_as = torch.bfloat16 if plan.placement.communication == "bf16" else self.dtype
         self._buckets = GradientBuckets(self.parameters, world, self.dtype, plan.placement.bucket, sent_as)
         self._step_weights = StepWeights(self.module, compute_dtype(plan))

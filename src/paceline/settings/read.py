@@ -210,10 +210,10 @@ def _lines(values: dict[str, Any], places: Tree | None, chosen: set[KeyPath], pa
         here = (*path, key)
         pad = "  " * len(path)
         if isinstance(value, dict) and value:
-            yield f"{pad}{key}:"
+            yield f"{pad}{flow(key)}:"
             yield from _lines(value, places, chosen, here)
         else:
-            line = f"{pad}{key}: {flow(value)}"
+            line = f"{pad}{flow(key)}: {flow(value)}"
             if places is not None:
                 # A value that is not its default and was not written came with the name of its kind.
                 source = here if here in places.places else (*path, "name") if here in chosen else None

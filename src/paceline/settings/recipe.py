@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from paceline.settings.augment import Augment, Mix
 from paceline.settings.data import Data, Files
@@ -15,6 +15,24 @@ from paceline.settings.optimizer import Clip, OptimizerSettings, WeightDecay
 from paceline.settings.schedule import Schedule
 from paceline.settings.stop import Stop
 from paceline.settings.types import Count, Fraction, Names, NotNegative, Positive, Settings
+
+
+def _class_weights(value: Any) -> str | dict[str, float]:
+    if value in ("none", "balanced"):
+        return str(value)
+    if not isinstance(value, dict) or not value:
+        raise ValueError(f"expected none, balanced, or weights such as {{cat: 3, dog: 1}}; found {value!r}")
+    for name, weight in value.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= 1e9:
+            raise ValueError(f"expected a weight above 0 for class '{name}', such as 3, found {weight!r}")
+    return {name: float(weight) for name, weight in value.items()}
+
+
+ClassWeights = Annotated[
+    Literal["none", "balanced"] | dict[str, float],
+    PlainValidator(_class_weights),
+    WithJsonSchema({"anyOf": [{"enum": ["none", "balanced"]}, {"type": "object"}]}),
+]
 
 
 class BatchNorm(Settings):
@@ -85,6 +103,10 @@ class Loss(Settings):
     """Spread over all classes (epsilon / K, torch) or over the other ones (epsilon / (K - 1), TensorFlow)."""
     threshold: Fraction | None = None
     """Binary only: targets above this become 1 and the others 0, so that mixed images have several classes."""
+    class_weights: ClassWeights = "none"
+    """How much a class counts in training: none, every image the same; balanced, every class the same; or weights such
+    as {cat: 3, dog: 1}, 1 for a class that is not named. Scaled to a mean of 1 over the training images. Of a mixed or
+    smoothed target, each class's part has its weight; in a binary loss, only what speaks for a class is weighted."""
 
 
 class Evaluate(Settings):

@@ -26,6 +26,7 @@ _ADDRESSES = {
     "drop_last": "tail",
     "clip.norm": "clip_grad grad_clip clip_grad_norm max_grad_norm gradient_clip_val",
     "loss.label_smoothing": "smoothing",
+    "loss.class_weights": "class_weight cls_weights pos_weight balanced balance",
     "ema.decay": "ema_decay model_ema model_ema_decay average.decay",
     "ema.every": "model_ema_steps",
     "ema.start": "average.start",
@@ -83,8 +84,8 @@ _INSIDE = {
 
 _NOTHING = {
     **dict.fromkeys(
-        ("class_weights", "class_weight", "balanced", "sampler", "oversample"),
-        "all images count the same; unequal classes are shown by paceline validate RUN --details",
+        ("sampler", "oversample", "weighted_sampler"),
+        "an epoch shows each image once; write loss.class_weights=balanced, so that unequal classes count the same",
     ),
     **{name: f"write on.sinks=[console,csv,log,report,{name}]" for name in ("tensorboard", "wandb", "mlflow")},
     "resume": "write: paceline resume RUN",

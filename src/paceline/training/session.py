@@ -14,6 +14,7 @@ import torch
 
 from paceline.binding import bound
 from paceline.data.index.fingerprint import data_digest
+from paceline.data.load.class_weights import class_weights
 from paceline.data.load.later_stage import LaterStageLoader
 from paceline.data.load.loader import Loader, open_loader
 from paceline.device import pci_address, widest_float
@@ -63,7 +64,8 @@ class Session:
     @cached_property
     def state(self) -> State:
         """The state of the run, its weights not yet set."""
-        return build_state(self.plan, self.world)
+        weights = class_weights(self.plan, self.data_folder)
+        return build_state(self.plan, self.world, [*weights.values()] if weights else None)
 
     def is_done(self) -> bool:
         """Whether the run has come to its end: its last step, or a validation that ended it."""

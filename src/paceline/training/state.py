@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -98,9 +99,14 @@ class State:
         return [index + 1 for index in self.bad[: self.step].nonzero().flatten().tolist()]
 
 
-def build_state(plan: Plan, world: World) -> State:
-    """The state before the first step; `initialize_state` or a checkpoint sets its weights."""
-    network = _network(plan, world)
+def build_state(plan: Plan, world: World, class_weights: Sequence[float] | None = None) -> State:
+    """The state before the first step; `initialize_state` or a checkpoint sets its weights.
+
+    The class weights are those of the recipe for its training images.
+    """
+    weighted = plan.recipe.loss.class_weights != "none" and not plan.evaluates
+    assert (class_weights is not None) == weighted, "the loss has the class weights that the recipe asks for"
+    network = _network(plan, world, class_weights)
     optimizer = build_optimizer(network.module.named_parameters(), plan, norm_parameters(network.module), world)
     decay = plan.recipe.ema.decay
     ema = None if decay is None else Ema(plan, network.module, decay)
@@ -109,12 +115,12 @@ def build_state(plan: Plan, world: World) -> State:
     return State(network, optimizer, ema, LossScale(plan, world.device), sums[0], sums[1], bad)
 
 
-def _network(plan: Plan, world: World) -> Whole:
+def _network(plan: Plan, world: World, class_weights: Sequence[float] | None) -> Whole:
     if world.stages == 1:
-        return Whole(plan, world)
+        return Whole(plan, world, class_weights)
     from paceline.model.staged import Staged  # noqa: PLC0415 - torch's pipelining is slow to import
 
-    return Staged(plan, world)
+    return Staged(plan, world, class_weights)
 
 
 def initialize_state(state: State, plan: Plan) -> LoadedWeights | None:
