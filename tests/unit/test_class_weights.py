@@ -88,7 +88,7 @@ def test_what_is_no_weight_is_refused(setting: str, message: str) -> None:
 def test_made_up_images_have_the_weights_of_their_labels_and_pass_over_names() -> None:
     weights = class_weights(make_plan("loss.class_weights=balanced", "data.images=1000"), None)
     counts = np.bincount(np.resize(labels_of("data.images=1000"), 1000), minlength=10).tolist()
-    assert weights == {str(number): pytest.approx(100 / count) for number, count in enumerate(counts)}
+    assert weights == pytest.approx({str(number): 100 / count for number, count in enumerate(counts)})
     ones = class_weights(make_plan("loss.class_weights={cat: 2}"), None)
     assert set((ones or {}).values()) == {1.0}
 
