@@ -17,7 +17,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from paceline.command.verify import shrink
+from paceline.command.verify_layouts import shrink
 from paceline.job import read_recipe
 from paceline.record import Row, rows_of
 from paceline.settings import shipped

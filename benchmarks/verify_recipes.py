@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
-from paceline.command.verify import MOST_REPLICAS, shrink
+from paceline.command.verify_layouts import MOST_REPLICAS, shrink
 from paceline.job import read_recipe
 from paceline.model import tables
 from paceline.settings import shipped

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from conftest import SMALL, make_plan
-from paceline.augment.pipeline import Augmentation
 from paceline.command.verify import LIMIT
-from paceline.model.dropout import DropoutMasks
-from paceline.model.whole import Whole
-from paceline.optim.build import Optimizer
-from paceline.optim.rule import FlatOptimizer
-from paceline.optim.sgd import FusedSgd
 from paceline.planning import Plan
 from paceline.training.lockstep import (
     ONE_BIT,
@@ -36,9 +29,9 @@ from paceline.training.restore import restore_newest
 from paceline.training.session import open_session
 from paceline.training.step import take_step
 from paceline.world import World
+from plants_made import PLANTED, PLANTS
 
 STEPS = 2
-PLANTED = 1e-9
 MASKED = """
 model: {name: efficientnet-cifar, width: 0.25, depth: 0.5, dropout: 0.2, survival: 0.5}
 data: {name: generated, images: 96, validation_images: 8, classes: 10, side: 16}
@@ -120,76 +113,6 @@ def followed(case: Case, leader: Lead, folder: Path) -> Differences:
     folder.mkdir()
     with open_session(case.plan(f"on.micro_batch={max(4, norm_batch)}"), folder) as session:
         return follow(session, leader.folder, STEPS)
-
-
-@torch.no_grad()
-def shift(tensor: Tensor) -> None:
-    """Add the planted difference to the first number of a tensor."""
-    tensor[(0,) * tensor.dim()] += PLANTED * float(tensor.abs().max())
-
-
-def in_gradient(network: Whole, given: Any) -> Any:
-    gradient = next(p.grad for p in network.parameters if p.dim() > 1)
-    assert gradient is not None
-    shift(gradient)
-    return given
-
-
-def in_norm_sum(network: Whole, given: Any) -> Any:
-    (_means,), (variances,) = network.statistics.norms[-1].columns(given[0][None])
-    shift(variances)
-    return given
-
-
-def in_label(_augment: Augmentation, given: tuple[Tensor, Tensor, Tensor | None]) -> Any:
-    images, labels, weights = given
-    if weights is None:
-        labels = labels.clone()
-        labels[0] = (labels[0] + 1) % 10
-        return images, labels, None
-    weights = weights.clone()
-    shift(weights)
-    return images, labels, weights
-
-
-def in_mask(_masks: DropoutMasks, given: tuple[tuple[Tensor, ...], tuple[Tensor, ...]]) -> Any:
-    dropout, depth = given
-    shift(depth[0])
-    return dropout, depth
-
-
-def in_moment(optimizer: Optimizer, given: None) -> None:
-    shift(next(tensor for tensor in optimizer.tensors().values() if tensor.dim() > 1))
-
-
-def changed(method: Callable[..., Any], change: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    return lambda owner, *words: change(owner, method(owner, *words))
-
-
-@dataclass(frozen=True)
-class Plant:
-    """A difference that the following layout is given, and the part where it must show."""
-
-    part: str
-    methods: tuple[tuple[type, str], ...]
-    change: Callable[[Any, Any], Any]
-    """What becomes of a method's result."""
-
-    @contextmanager
-    def planted(self) -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patch:
-            for owner, name in self.methods:
-                patch.setattr(owner, name, changed(getattr(owner, name), self.change))
-            yield
-
-
-PLANTS = {
-    "gradient": Plant("gradients", ((Whole, "all_reduce"),), in_gradient),
-    "norm sum": Plant("norm_sums", ((Whole, "all_reduce"),), in_norm_sum),
-    "label": Plant("inputs", ((Augmentation, "__call__"),), in_label),
-    "moment": Plant("update", ((FusedSgd, "step"), (FlatOptimizer, "step")), in_moment),
-    "mask": Plant("inputs", ((DropoutMasks, "__call__"),), in_mask),
-}
 
 
 def plants(case: Case) -> Iterator[str]:

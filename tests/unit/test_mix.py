@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from conftest import make_plan, make_recipe
 from paceline.augment.mix import ROWS, betas, draw_mix, mix
-from paceline.command.verify import choose_layouts
+from paceline.command.verify_layouts import choose_layouts
 from paceline.errors import PlanError, SpecError
 from paceline.numpy_types import Float64s, Int64s
 from paceline.settings.recipe import Recipe

@@ -14,7 +14,7 @@ from paceline import keyed, schedule
 from paceline.augment import pipeline
 from paceline.augment.erase import draw_cutout, draw_erase
 from paceline.augment.pipeline import Augmentation, draw_each
-from paceline.command.verify import shrink
+from paceline.command.verify_layouts import shrink
 from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError, SpecError
 from paceline.model.init import initialize, published

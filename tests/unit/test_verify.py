@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from conftest import make_recipe
-from paceline.command.verify import ENOUGH, FIRST_LOSS_LIMIT, LIMIT, STEP_COLUMNS, choose_layouts, judge, shrink
+from paceline.command.verify import ENOUGH, FIRST_LOSS_LIMIT, LIMIT, STEP_COLUMNS, judge
+from paceline.command.verify_layouts import choose_layouts, shrink
 from paceline.layouts import fits
 from paceline.settings import shipped
 from paceline.settings.build import build
@@ -156,9 +158,7 @@ def test_every_layout_fits_and_no_two_are_the_same(words: tuple[str, ...]) -> No
     norm_batch = (recipe.norm_batch or recipe.global_batch) if isinstance(recipe.norm, BatchNorm) else None
     assert layouts[0].replicas == 1
     assert layouts[0].micro_batch == recipe.global_batch
-    assert len({(layout.replicas, layout.micro_batch, layout.recompute, layout.shard) for layout in layouts}) == len(
-        layouts
-    )
+    assert len(set(layouts)) == len({replace(layout, label="") for layout in layouts}) == len(layouts)
     assert [layout.label for layout in layouts if layout.recompute] == ["recomputed"] * (recipe.global_batch != 2)
     for layout in layouts:
         assert fits(recipe.global_batch, norm_batch, layout.replicas, layout.micro_batch)
@@ -166,10 +166,19 @@ def test_every_layout_fits_and_no_two_are_the_same(words: tuple[str, ...]) -> No
 
 def test_layouts_are_of_every_kind() -> None:
     layouts = choose_layouts(make_recipe("global_batch=32", "norm_batch=8"))
-    shapes = {(layout.replicas, layout.micro_batch) for layout in layouts if not layout.recompute}
+    shapes = {(layout.replicas, layout.micro_batch) for layout in layouts if layout.stages == 1}
     assert shapes == {(1, 32), (1, 8), (1, 16), (2, 8), (3, 8), (2, 4), (4, 2), (4, 4)}
     assert [(layout.replicas, layout.micro_batch) for layout in layouts if layout.recompute == ("all",)] == [(1, 8)]
     assert [(layout.replicas, layout.micro_batch) for layout in layouts if layout.shard == "optimizer"] == [(2, 8)]
+    pipelines = [layout for layout in layouts if layout.stages == 2]
+    assert [(layout.replicas, layout.micro_batch, layout.pipeline) for layout in pipelines] == [
+        (1, 8, "interleaved"), (2, 4, "grouped"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [("model=timm:resnet18",), ("freeze=stem",)], ids=str)
+def test_a_network_in_one_block_or_with_frozen_ones_is_proved_without_pipelines(words: tuple[str, ...]) -> None:
+    assert all(layout.stages == 1 for layout in choose_layouts(make_recipe(*words)))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from conftest import make_plan, make_recipe, make_session
-from paceline.command.verify import shrink
+from paceline.command.verify_layouts import shrink
 from paceline.job import plan_job, read_placement, read_recipe
 from paceline.model.tables import smallest_side
 from paceline.optim.build import decays

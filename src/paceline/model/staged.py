@@ -19,7 +19,7 @@ from paceline.model.whole import Whole
 from paceline.pipelining import Passes, Pipeline, TensorShape
 from paceline.planning import Plan
 from paceline.stages import balanced, parted
-from paceline.world import World
+from paceline.world import T, World
 
 StageShapes = tuple[tuple[TensorShape, ...], tuple[TensorShape, ...]]
 """The shapes of what comes into a stage and of what goes out of it."""
@@ -63,7 +63,7 @@ class Staged(Whole):
             for name, tensor in self.module.state_dict().items():
                 tensor.copy_(network.state_dict()[name])
 
-    def own(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def own(self, tensors: dict[str, T]) -> dict[str, T]:
         """Those of a whole network's tensors by name that are not another stage's."""
         others = {name for blocks in self._stages for name in blocks} - set(self._stages[self._world.stage])
         return {name: tensor for name, tensor in tensors.items() if name.partition(".")[0] not in others}

@@ -27,7 +27,7 @@ from paceline.model.norm import Statistics
 from paceline.model.precision import autocast, compute_dtype, on_device
 from paceline.model.recorded import Recorded
 from paceline.planning import Plan
-from paceline.world import World
+from paceline.world import T, World
 
 
 class Whole:
@@ -62,7 +62,7 @@ class Whole:
         """The whole network, to give it weights."""
         yield self.module
 
-    def own(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def own(self, tensors: dict[str, T]) -> dict[str, T]:
         """Those of a whole network's tensors by name that are in this process: all of them."""
         return tensors
 

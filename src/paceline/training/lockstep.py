@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,7 +79,7 @@ Differences = dict[str, Difference]
 
 def lead(session: Session, folder: Path, steps: int) -> None:
     """Take steps as the first layout, on one replica, and keep in the folder what others compare with."""
-    assert session.world.replicas == 1
+    assert session.world.processes == 1
     restore_newest(session)
     _keep_state(session.state, folder)
     with closing(session.loader.training(session.state.step)) as batches:
@@ -101,9 +101,9 @@ def follow(session: Session, leader: Path, steps: int) -> Differences:
     return worst
 
 
-def merge(replicas: list[Differences]) -> Differences:
-    """The worst of all replicas."""
-    return {part: max(one[part] for one in replicas) for part in STEP_PARTS}
+def merge(processes: list[Differences]) -> Differences:
+    """The worst of all processes."""
+    return {part: max(one[part] for one in processes) for part in STEP_PARTS}
 
 
 class Lead(NamedTuple):
@@ -188,7 +188,7 @@ def _follow_step(session: Session, batches: list[MicroBatch], leader: Path, wors
         _compare_replicas(session, parts, "gradients/any parameter, between replicas", worst)
         for name, tensor in parts.items():
             theirs = kept.get_tensor(name)
-            if session.world.first:
+            if session.world.replica == 0:
                 _note(worst, name, step, relative_difference(theirs, tensor, measures[name].scale), measures[name])
             tensor.copy_(theirs)  # the update is compared on equal gradients and norm sums
         sums.copy_(kept.get_tensor("sums"))
@@ -197,15 +197,19 @@ def _follow_step(session: Session, batches: list[MicroBatch], leader: Path, wors
 
 
 def _step_inputs(session: Session, batches: list[MicroBatch]) -> Named:
-    """What this replica's images are like in this step: pixels, labels, masks, and which images they are."""
+    """What this replica's images are like in this step: pixels, labels, masks, and which images they are.
+
+    Only the first stage of a pipeline has pixels and labels.
+    """
     network, pieces = session.state.network, list[Named]()
     for batch in batches:
         assert batch.draws is not None
         assert batch.positions is not None
-        images, labels, weights = network.augment(batch.images, batch.labels, batch.draws)
         dropout, depth = network.masks(batch.positions)
-        piece = {"positions": batch.positions, "images": images, "labels": labels}
-        piece |= {} if weights is None else {"label_weights": weights}
+        piece = {"positions": batch.positions}
+        if session.world.stage == 0:
+            images, labels, weights = network.augment(batch.images, batch.labels, batch.draws)
+            piece |= {"images": images, "labels": labels} | ({} if weights is None else {"label_weights": weights})
         piece |= {f"dropout.{index}": mask for index, mask in enumerate(dropout)}
         pieces.append(piece | {f"depth.{index}": mask for index, mask in enumerate(depth)})
     return {f"inputs/{name}": torch.cat([piece[name] for piece in pieces]) for name in (pieces[0] if pieces else ())}
@@ -278,17 +282,17 @@ def _compare_inputs(
     session: Session, inputs: Named, kept: Any, measures: dict[str, Measure], worst: Differences
 ) -> None:
     """Compare this replica's images with the leader's; between them, the replicas must have every image once."""
-    positions, step = kept.get_tensor("inputs/positions"), session.state.step
-    counts = torch.zeros(len(positions), dtype=torch.float64)
+    positions, step, world = kept.get_tensor("inputs/positions"), session.state.step, session.world
+    counts = torch.zeros(world.stages, len(positions), dtype=torch.float64)
     if inputs:
         rows = torch.searchsorted(positions, inputs["inputs/positions"]).clamp_(max=len(positions) - 1)
-        counts.index_add_(0, rows, torch.ones(len(rows), dtype=torch.float64))
+        counts[world.stage].index_add_(0, rows, torch.ones(len(rows), dtype=torch.float64))
         for name, tensor in inputs.items():
             theirs = kept.get_tensor(name)[rows]
             alike = theirs.shape == tensor.shape
             found = relative_difference(theirs, tensor, measures[name].scale) if alike else math.inf
             _note(worst, name, step, found, measures[name])
-    if not bool((session.world.all_reduce(counts) == 1).all()):
+    if not bool((world.all_reduce(counts) == 1).all()):
         _note(worst, "inputs/number of images", step, math.inf, Measure(1.0))
 
 
@@ -305,14 +309,23 @@ def _compare_state(session: Session, leader: Path, worst: Differences) -> None:
         path, tensors = _state_file(leader, state.step), _flat_tensors(state)
         _compare_replicas(session, tensors, "update/state, between replicas", worst)
         measures = _measures(path)
-        if session.world.first:
+        if session.world.replica == 0:
             with safe_open(path, "pt") as kept:
-                for name in tensors.keys() | set(kept.keys()):
+                for name in tensors.keys() | _own(state, kept.keys()):
                     found, measure = math.inf, measures.get(name, Measure(1.0))
                     if name in tensors and name in measures:
                         found = relative_difference(kept.get_tensor(name), tensors[name], measure.scale)
                     _note(worst, f"update/{name}", state.step - 1, found, measure)
     _take_over(state, leader)
+
+
+def _own(state: State, names: Iterable[str]) -> set[str]:
+    """Those of a whole state's flat names that are not another stage's."""
+    groups: dict[str, dict[str, str]] = {}
+    for name in names:
+        group, _, rest = name.partition(".")
+        groups.setdefault(group, {})[rest] = name
+    return {name for members in groups.values() for name in state.network.own(members).values()}
 
 
 def _take_over(state: State, leader: Path) -> None:

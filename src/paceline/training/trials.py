@@ -57,7 +57,7 @@ class Trial:
         self._processes = processes
         """How many processes are started, where that is more than there is work for."""
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["paceline.training.trials"])
+        self._context.set_forkserver_preload(["paceline.training.trials", "paceline.model.staged"])
 
     def finish(self, plan: Plan) -> Outcome:
         """Run to the last step, from the beginning or from a checkpoint."""
@@ -66,14 +66,14 @@ class Trial:
         return Outcome([losses[str(s)] for s in range(1, self._steps + 1)], load_file(self._folder / "end.safetensors"))
 
     def lead(self, plan: Plan) -> lockstep.Lead:
-        """Run to the last step on one replica, and keep what others can follow step by step."""
+        """Run to the last step in one process, and keep what others can follow step by step."""
         _wait_for(self._start(plan, partial(_lead, self._folder, self._steps)))
         return lockstep.read_lead(self._folder, self._steps, plan.global_batch)
 
     def follow(self, plan: Plan, leader: lockstep.Lead) -> lockstep.Differences:
         """Take the leader's steps, from the beginning or from a checkpoint, each from the leader's state."""
         _wait_for(self._start(plan, partial(_follow, self._folder, self._steps, leader.folder)))
-        rows = [json.loads((self._folder / f"follow-{replica}.json").read_text()) for replica in range(plan.replicas)]
+        rows = [json.loads((self._folder / f"follow-{number}.json").read_text()) for number in range(plan.processes)]
         return lockstep.merge([{part: lockstep.Difference(*row[part]) for part in row} for row in rows])
 
     def first_loss_amplification(self, plan: Plan) -> float:
@@ -184,7 +184,7 @@ def _exchange(folder: Path, size: int, session: Session) -> None:
 
 def _follow(folder: Path, steps: int, leader: Path, session: Session) -> None:
     differences = lockstep.follow(session, leader, steps)
-    write_whole(folder / f"follow-{session.world.replica}.json", json.dumps(differences))
+    write_whole(folder / f"follow-{session.world.process}.json", json.dumps(differences))
 
 
 def compare_outcomes(one: Outcome, other: Outcome) -> dict[str, float]:
