@@ -17,6 +17,7 @@ from paceline.data.index.locate import recognize
 from paceline.data.index.scan import open_index
 from paceline.data.index.table import Flag, Index
 from paceline.errors import DataError, SpecError
+from paceline.model.packages import loads
 from paceline.model.sources import network_of
 from paceline.progress import Progress, silent
 from paceline.settings import shipped
@@ -100,7 +101,7 @@ def weights_at_hand() -> str | None:
     home = os.environ.get("TORCH_HOME") or os.path.join(  # noqa: PTH118
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "torch"  # noqa: PTH111
     )  # fmt: skip
-    cached = find_spec("torchvision") is not None and any(Path(home, "hub", "checkpoints").glob("resnet50-*.pth"))
+    cached = loads("torchvision") and any(Path(home, "hub", "checkpoints").glob("resnet50-*.pth"))
     return "torchvision:resnet50" if cached else None
 
 

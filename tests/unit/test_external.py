@@ -375,15 +375,20 @@ def install(monkeypatch: pytest.MonkeyPatch, torch_version: str, torchvision: st
     monkeypatch.setattr("importlib.metadata.requires", lambda name: [*needs] if version(name) else None)
 
 
-FITTING = {"timm": "timm 'torchvision==0.28.*'", "torchvision": "'torchvision==0.28.*'"}
+CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
+FITTING = {"timm": "timm torchvision==0.28.0", "torchvision": "torchvision==0.28.0"}
 """What to install beside torch 2.13."""
 
 
 @pytest.mark.parametrize("package", ["timm", "torchvision"])
-def test_a_package_that_is_not_installed_is_one_line(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_not_installed_is_one_line(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.chdir(tmp_path)
     install(monkeypatch, "2.13.0")
-    expected = f"{package} is not installed; write pip install {FITTING[package]}, which fits torch 2.13.0, or"
+    command = f"pip install -c {CONSTRAINTS} {FITTING[package]}"
+    expected = f"{package} is not installed; write {command}, which fits torch 2.13.0, or"
     assert refusal(f"{package}:small") == f"model: {expected} a network of Paceline's"
     plan = make_plan(f"init.from={package}:small")
     with pytest.raises(PlanError) as found:
@@ -391,12 +396,65 @@ def test_a_package_that_is_not_installed_is_one_line(package: str, monkeypatch: 
     assert str(found.value) == f"init.from: {expected} a .safetensors or .pth file, or a run"
 
 
+def test_the_versions_that_are_tested_fit_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    tested = dict(line.split("==") for line in CONSTRAINTS.read_text().splitlines() if "==" in line)
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    install(monkeypatch, tested["torch"])
+    monkeypatch.chdir(CONSTRAINTS.parent)
+    assert f"write pip install -c constraints.txt torchvision=={tested['torchvision']}, which" in refusal(
+        "torchvision:x"
+    )
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "fitting"),
+    [
+        ("2.12.1", "torchvision==0.27.1"),
+        ("2.11.0+cu128", "torchvision==0.26.0"),
+        ("2.14.0", "'torchvision>=0.29.2'"),
+        ("2.15.0", "'torchvision>=0.29.2'"),
+        ("unknown", "torchvision"),
+    ],
+)
+def test_the_release_that_fits_the_installed_torch_is_named(
+    torch_version: str, fitting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    install(monkeypatch, torch_version)
+    assert f"; write pip install {fitting}, which fits torch {torch_version}, or" in refusal("torchvision:small")
+
+
+def test_timm_without_torchvision_is_refused_before_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    install(monkeypatch, "2.11.0")
+    with pytest.raises(
+        PlanError, match=r"timm needs torchvision, which is not installed; write pip install timm torch"
+    ):
+        check_packages(make_recipe("init.from=timm:small"))
+
+
+def test_a_torchvision_for_cuda_beside_a_torch_without_is_refused_before_torch_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked = make_recipe("init.from=torchvision:small")
+    install(monkeypatch, "2.13.0+cpu", "0.28.0", "torch==2.13.0")
+    with pytest.raises(PlanError) as found:
+        check_packages(checked)
+    assert str(found.value) == (
+        "init.from: torchvision 0.28.0 is built for a torch with CUDA, and torch 2.13.0+cpu is installed; give a "
+        ".safetensors or .pth file, or a run: pip has no torchvision for the CPU-only torch 2.13.0+cpu; what fits is "
+        "torchvision==0.28.0, from where that torch came from"
+    )
+    install(monkeypatch, "2.13.0+cpu", "0.28.0+cpu", "torch==2.13.0")
+    check_packages(checked)
+
+
 @pytest.mark.parametrize("package", ["timm", "torchvision"])
 def test_beside_a_torch_without_cuda_a_file_is_the_advice(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     install(monkeypatch, "2.13.0+cpu")
     plan = make_plan(f"init.from={package}:small")
-    with pytest.raises(PlanError, match=r"for the CPU-only torch 2\.13\.0\+cpu, so give a \.safetensors or \.pth file"):
+    with pytest.raises(PlanError, match=r"; give a \.safetensors or \.pth file, or a run: pip has no"):
         initialize_state(build_state(plan, WORLD), plan)
 
 
@@ -410,7 +468,7 @@ def test_a_package_made_for_another_torch_is_one_line(tmp_path: Path, monkeypatc
     install(monkeypatch, "2.11.0+cu128", "0.29.2")
     assert refusal("torchvision:small") == (
         "model: torchvision 0.29.2 cannot be imported: operator torchvision::nms does not exist; write pip install "
-        "'torchvision==0.26.*', which fits torch 2.11.0+cu128, or a network of Paceline's"
+        "torchvision==0.26.0, which fits torch 2.11.0+cu128, or a network of Paceline's"
     )
 
 

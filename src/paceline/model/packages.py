@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import re
+import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
@@ -44,6 +45,8 @@ def _installed(package: str) -> Callable[[str, str], None]:
     def check(key: str, _network: str) -> None:
         if find_spec(package) is None:
             raise PlanError(f"{key}: {package} is not installed; {_remedy(package, key)}")
+        if find_spec("torchvision") is None:
+            raise PlanError(f"{key}: {package} needs torchvision, which is not installed; {_remedy(package, key)}")
         if (misfit := _misfit()) is not None:
             raise PlanError(f"{key}: {misfit}; {_remedy(package, key)}")
 
@@ -57,6 +60,8 @@ def _misfit() -> str | None:
     except metadata.PackageNotFoundError:  # then the import says what is missing
         return None
     installed = metadata.version("torch")
+    if installed.endswith("+cpu") and "+" not in version:
+        return f"torchvision {version} is built for a torch with CUDA, and torch {installed} is installed"
     ours = re.match(r"(\d+)\.(\d+)", installed)
     asked = next((found for line in needs if (found := re.match(r"torch ?\(?([=>])=(\d+)\.(\d+)", line))), None)
     if ours is None or asked is None:
@@ -71,12 +76,42 @@ def _remedy(package: str, key: str) -> str:
     """What to write where a package does not load: one that fits the installed torch, or something else instead."""
     instead = "a .safetensors or .pth file, or a run" if key == "init.from" else "a network of Paceline's"
     version = metadata.version("torch")
+    fitting = _fitting(version)
     if version.endswith("+cpu"):  # pip's torchvision is built for the torch with CUDA
-        return f"pip has no torchvision for the CPU-only torch {version}, so give {instead}"
-    release = re.match(r"2\.(\d+)", version)
-    fitting = f"torchvision==0.{int(release[1]) + 15}.*" if release else "torchvision"
-    packages = f"'{fitting}'" if package == "torchvision" else f"{package} '{fitting}'"
-    return f"write pip install {packages}, which fits torch {version}, or {instead}"
+        return (
+            f"give {instead}: pip has no torchvision for the CPU-only torch {version}; what fits is {fitting}, from "
+            "where that torch came from"
+        )
+    packages = fitting if package == "torchvision" else f"{package} {fitting}"
+    return f"write pip install {_constraints(version)}{packages}, which fits torch {version}, or {instead}"
+
+
+def _fitting(torch_version: str) -> str:
+    """The torchvision that pip installs without another torch."""
+    release = re.match(r"2\.(\d+)\.(\d+)", torch_version)
+    if release is None:
+        return "torchvision"
+    if int(release[1]) >= 14:  # those after 0.29.1 are for any torch from 2.14 on, and each one before is for one
+        return "'torchvision>=0.29.2'"
+    return f"torchvision==0.{int(release[1]) + 15}.{release[2]}"
+
+
+def _constraints(version: str) -> str:
+    """In a clone of Paceline whose tested torch is the installed one, the option that keeps everything as tested."""
+    file = Path(__file__).parents[3] / "constraints.txt"
+    with suppress(OSError):
+        if f"torch=={version.partition('+')[0]}" in file.read_text().split():
+            return f"-c {shlex.quote(file.name if file.parent == Path.cwd() else str(file))} "
+    return ""
+
+
+def loads(package: str) -> bool:
+    """Whether a package is installed and fits the installed torch, as far as files tell."""
+    try:
+        PACKAGES[package].check("", "")
+    except PlanError:
+        return False
+    return True
 
 
 def _import(module: str, key: str) -> Any:
