@@ -181,6 +181,12 @@ class Plan:
         return None if every.unit == "seconds" else self.rhythm(every, offset)
 
     @cached_property
+    def histograms(self) -> Rhythm | None:
+        """When histograms of weights and gradients are written, apart from the end; None where they never are."""
+        every = self.placement.histograms
+        return self.rhythm(every) if isinstance(every, Duration) else None
+
+    @cached_property
     def averaged_steps(self) -> list[int]:
         """The steps whose checkpoints the end of the run averages, which are saved whatever else is."""
         if self.recipe.average.last is None:

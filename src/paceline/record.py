@@ -196,7 +196,9 @@ def judged_rows(folder: Path) -> list[Row]:
     return rows_of(folder) + follow_rows(folder)
 
 
-_STEPPED = ("start", "report", "validation", "test", "average", "checkpoint", "stop", "end", "interrupted")
+_STEPPED = (
+    "start", "report", "validation", "test", "average", "checkpoint", "stop", "end", "interrupted", "histograms",
+)  # fmt: skip
 _NUMBER = (int, float)
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "report": {
@@ -210,6 +212,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
         "loss": (*_NUMBER, type(None)),
     },
     "average": {"top1": _NUMBER, "steps": (list,)},
+    "histograms": {"file": (str,)},
 }
 """What rows hold that are read back; not finite numbers are null."""
 

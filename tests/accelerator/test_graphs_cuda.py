@@ -99,3 +99,21 @@ def test_a_dynamic_scale_moves_in_recorded_steps() -> None:
     session = assert_equal_bits(6, "on.precision=fp16", "on.loss_scale=dynamic", recorded=1)
     good = 6 - int(session.state.bad.sum())
     assert 0 < float(session.state.loss_scale.good_steps) <= good
+
+
+def test_what_is_told_of_gradients_is_the_same_in_recorded_steps() -> None:
+    words = (*FUSED, "on.histograms=2 steps", "report=2 steps")
+    without, with_graphs = (trained(6, *words, f"on.graphs={graphs}") for graphs in ("false", "true"))
+    assert recordings(with_graphs) == 1
+    norm = float(with_graphs.gradient_norm.value)
+    assert norm == float(without.gradient_norm.value) > 0
+    assert with_graphs.histograms is not None
+    assert without.histograms is not None
+    assert with_graphs.histograms.read() == without.histograms.read()
+
+
+def test_histograms_change_no_bit_of_recorded_steps() -> None:
+    with_histograms, plain = (trained(6, *FUSED, "on.graphs=true", f"on.histograms={e}") for e in ("1 steps", "never"))
+    theirs = numbers(plain)
+    for name, values in numbers(with_histograms).items():
+        assert torch.equal(values, theirs[name]), name

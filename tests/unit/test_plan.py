@@ -46,9 +46,8 @@ def test_every_placement_key_is_of_exactly_one_kind() -> None:
 def test_what_the_design_calls_layout_and_arithmetic_is_marked_so() -> None:
     assert {"replicas", "micro_batch", "loader_workers", "data_on_device"} <= set(placement.keys("layout"))
     assert {"device", "precision", "compile", "deterministic"} <= set(placement.keys("arithmetic"))
-    assert {"about", "save", "save_offset", "keep_last", "keep_best", "keep_every", "sinks", "time_limit"} == set(
-        placement.keys("keeping")
-    )
+    keeping = {"about", "save", "save_offset", "keep_last", "keep_best", "keep_every", "sinks", "time_limit"}
+    assert keeping | {"histograms"} == set(placement.keys("keeping"))
 
 
 def test_no_auto_is_left_in_a_plan() -> None:

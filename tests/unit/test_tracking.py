@@ -12,6 +12,7 @@ import pytest
 
 from conftest import Paceline, make_plan, validation_row
 from paceline.errors import SpecError
+from paceline.histogram import Histogram, write_histograms
 from paceline.record import Row, Run
 from paceline.sink import TRACKERS, check_sinks, tracking
 from paceline.sink.tracked import TrackedRow, tracked, tracked_settings
@@ -79,11 +80,28 @@ def notes(run: Run) -> list[str]:
 
 def test_the_numbers_of_a_row_have_the_name_of_their_section() -> None:
     row = {"kind": "report", **report(3), "loss": math.nan, "why": "text", "flag": True, "list": [1]}
-    numbers = tracked(row)
-    assert numbers is not None
+    (numbers,) = tracked(row, Path("no run"))
     assert (numbers.section, numbers.step) == ("training", 3)
     assert set(numbers.numbers) == {f"training/{key}" for key in report(3)} - {"training/step", "training/loss"}
-    assert tracked({"kind": "note", "text": "a"}) is None
+
+
+def test_histograms_have_the_name_of_their_group_and_parameter(tmp_path: Path) -> None:
+    whole, nothing = Histogram(0.0, 2.0, [3, 1], 0), Histogram(None, None, [0, 0], 4)
+    groups = {"weights": {"stem.conv.weight": whole}, "gradients": {"stem.conv.weight": nothing}}
+    file = write_histograms(tmp_path, 6, groups)
+    row = {"kind": "histograms", "step": 6, "epoch": 1.0, "file": file}
+    weights, gradients = tracked(row, tmp_path)
+    assert (weights.section, weights.step, gradients.section) == ("weights", 6, "gradients")
+    assert weights.histograms == {"weights/stem.conv.weight": whole}
+    assert whole.edges == [0.0, 1.0, 2.0]
+    assert gradients.histograms == {}  # there is nothing to draw
+
+
+@pytest.mark.parametrize("content", [None, b"", b"[]", b'{"weights": {"a": {"low": 1}}}', b'{"weights": 7}'])
+def test_histograms_that_somebody_has_removed_are_left_out(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "a.json").write_bytes(content)
+    assert tracked({"kind": "histograms", "step": 6, "epoch": 1.0, "file": "a.json"}, tmp_path) == []
 
 
 def test_settings_have_the_addresses_of_a_command() -> None:

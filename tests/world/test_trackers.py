@@ -1,10 +1,9 @@
-"""Trackers of real runs: TensorBoard, Weights & Biases, MLflow and the tables hold the same numbers, each once."""
+"""Trackers of real runs: TensorBoard, Weights & Biases, MLflow and the tables hold the same, each number once."""
 
 from __future__ import annotations
 
 import csv
 import json
-import math
 import sqlite3
 import struct
 from collections.abc import Iterator
@@ -17,31 +16,34 @@ from processes import Training, newest_step, write_small
 
 from paceline.record import latest, rows_of
 from paceline.sink.csv import TRAINING, VALIDATION
-from paceline.sink.tracked import SECTIONS, tracked
+from paceline.sink.tracked import TRACKED, tracked
 
-Numbers = dict[tuple[str, int], float]
+Value = float | list[int]
+"""A number, or the counts of a histogram."""
+Item = tuple[str, int, Value]
+Numbers = dict[tuple[str, int], Value]
 CLOCK = {"step_seconds", "images_per_second", "waiting", "total_seconds", "seconds", "memory"}
 """Fields that differ when steps are trained again: a tracker keeps the first, the record counts the last."""
 
 
-def gathered(pairs: Iterator[tuple[str, int, float]]) -> Numbers:
+def gathered(items: Iterator[Item]) -> Numbers:
     """Numbers by key and step, none of which may come twice."""
     numbers: Numbers = {}
-    for key, step, value in pairs:
+    for key, step, value in items:
         assert (key, step) not in numbers, f"{key} of step {step} is there twice"
         numbers[key, step] = value
     return numbers
 
 
-def of_record(run: Path) -> Iterator[tuple[str, int, float]]:
-    for kind in SECTIONS:
+def of_record(run: Path) -> Iterator[Item]:
+    for kind in TRACKED:
         for row in latest(rows_of(run), kind):
-            one = tracked(row)
-            assert one is not None
-            yield from ((key, one.step, value) for key, value in one.numbers.items())
+            for one in tracked(row, run):
+                yield from ((key, one.step, value) for key, value in one.numbers.items())
+                yield from ((key, one.step, histogram.counts) for key, histogram in one.histograms.items())
 
 
-def of_tables(run: Path) -> Iterator[tuple[str, int, float]]:
+def of_tables(run: Path) -> Iterator[Item]:
     for name, columns in (("training", TRAINING), ("validation", VALIDATION)):
         with (run / f"{name}.csv").open() as file:
             for line in csv.DictReader(file):
@@ -51,21 +53,26 @@ def of_tables(run: Path) -> Iterator[tuple[str, int, float]]:
                         yield f"{name}/{field}", int(line["iteration"]), float(line[column]) / percent
 
 
-def of_tensorboard(run: Path) -> Iterator[tuple[str, int, float]]:
+def of_tensorboard(run: Path) -> Iterator[Item]:
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     for path in (run / "tensorboard").iterdir():
         for event in LegacyEventFileLoader(str(path)).Load():
             for value in event.summary.value:
-                if value.tag != "settings":
+                if value.HasField("histo"):
+                    yield value.tag, event.step, [int(count) for count in value.histo.bucket]
+                elif value.tag != "settings":
                     yield value.tag, event.step, value.simple_value
 
 
-def of_mlflow(run: Path) -> Iterator[tuple[str, int, float]]:
+def of_mlflow(run: Path) -> Iterator[Item]:
     database = sqlite3.connect(run / "mlflow.db")
     assert database.execute("SELECT run_uuid FROM runs").fetchall() == [((run / "mlflow.id").read_text().strip(),)]
     yield from database.execute("SELECT key, step, value FROM metrics")
     database.close()
+    for path in run.glob("mlflow/*/artifacts/*/step-*.json"):
+        for key, histogram in json.loads(path.read_text()).items():
+            yield key, int(path.stem.removeprefix("step-")), histogram["counts"]
 
 
 def wandb_records(path: Path) -> Iterator[bytes]:
@@ -83,16 +90,17 @@ def wandb_records(path: Path) -> Iterator[bytes]:
             record = b""
 
 
-def of_wandb(run: Path) -> Iterator[tuple[str, int, float]]:
+def of_wandb(run: Path) -> Iterator[Item]:
     record_type = import_module("wandb.proto.wandb_internal_pb2").Record  # made when it is imported, so without a type
     name = json.loads((run / "wandb.json").read_text())["id"]
     for path in sorted((run / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb")):
         for content in wandb_records(path):
             record = record_type.FromString(content)
             if record.WhichOneof("record_type") == "history":
-                items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
-                row = {key: json.loads(value) for key, value in items.items()}
-                yield from ((key, row["step"], row[key]) for key in row if "/" in key)
+                row = {(item.key, *item.nested_key): json.loads(item.value_json) for item in record.history.item}
+                for (_, key, *field), value in row.items():
+                    if "/" in key and field in ([], ["values"]):  # of a histogram
+                        yield key, row["", "step"], value
 
 
 READERS = {"csv": of_tables, "tensorboard": of_tensorboard, "wandb": of_wandb, "mlflow": of_mlflow}
@@ -101,25 +109,26 @@ READERS = {"csv": of_tables, "tensorboard": of_tensorboard, "wandb": of_wandb, "
 def check_same(run: Path, names: list[str], lost: int = 0) -> None:
     """Every sink holds what the record says; what the clock says may be that of the first time.
 
-    So many rows, as the docs say of Weights & Biases, may have been on their way there in the moment of a kill.
+    As the docs say of Weights & Biases, rows of so many steps may have been on their way there when a kill came.
     """
     whole = gathered(of_record(run))
-    assert {key.partition("/")[0] for key, _ in whole} == {"training", "validation"}
+    assert {key.partition("/")[0] for key, _ in whole} == {"training", "validation", "weights", "gradients"}
     for name in names:
         numbers = gathered(READERS[name](run))
         if name != "csv":
             assert set(numbers) <= set(whole)
-            missing = {(key.partition("/")[0], step) for key, step in set(whole) - set(numbers)}
+            missing = {step for _, step in set(whole) - set(numbers)}
             assert len(missing) <= lost, missing
         for (key, step), value in numbers.items():
             if key.partition("/")[2] not in CLOCK:
-                assert math.isclose(value, whole[key, step], rel_tol=1e-6, abs_tol=1e-9), (name, key, step)
+                assert value == pytest.approx(whole[key, step], rel=1e-6, abs=1e-9), (name, key, step)
 
 
 def start(folder: Path, names: list[str]) -> Training:
     recipe = write_small(folder, epochs="8", report="2 steps")
     sinks = f"on.sinks=[{', '.join(names)}]"
-    return Training(folder, "train", recipe, "--out", "run", "on.save=7 steps", "on.cpu_threads=1", sinks)
+    words = ("--out", "run", "on.save=7 steps", "on.cpu_threads=1", "on.histograms=2 epochs", sinks)
+    return Training(folder, "train", recipe, *words)
 
 
 def test_tensorboard_holds_the_numbers_of_the_tables(tmp_path: Path) -> None:
@@ -139,6 +148,7 @@ def test_a_tracker_has_each_number_once_after_a_kill_and_a_resume(
     names, run = ["csv", name], tmp_path / "run"
     recipe = write_small(tmp_path, epochs="4000", report="25 steps")
     words = ["train", recipe, "--out", "run", "on.save=35 steps", "on.cpu_threads=1", "evaluate.every=50 steps"]
+    words.append("on.histograms=25 steps")
 
     def tracks() -> bool:
         """Whether the tracker has got reports that come after the newest checkpoint."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from paceline.settings.duration import ClockInterval, ClockTime, Duration, Length, refuse_clock
+from paceline.settings.duration import ClockInterval, ClockTime, Duration, IntervalOrNever, Length, refuse_clock
 from paceline.settings.types import Count, Names, Settings
 
 LAYOUT = {"kind": "layout"}
@@ -190,6 +190,9 @@ class Placement(Settings):
     """Keep one checkpoint of each such stretch for good, such as 10 epochs, or 2 hours since the run began."""
     time_limit: Annotated[ClockTime | None, Field(json_schema_extra=KEEPING)] = None
     """How long one start may train, such as 4 hours: then it saves and ends with status 75, and resume continues."""
+    histograms: Annotated[IntervalOrNever, Field(json_schema_extra=KEEPING)] = "never"
+    """How often, and after the last step, histograms of each weight and its gradient are written, for trackers: epochs,
+    steps, images or %; or never."""
     sinks: Annotated[tuple[SinkName, ...], Field(json_schema_extra=KEEPING)] = (
         "console",
         "csv",

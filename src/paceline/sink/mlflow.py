@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 
+from paceline import checkpoint
 from paceline.files import write_whole
+from paceline.histogram import GROUPS
 from paceline.planning import Plan
 from paceline.sink.tracked import SECTIONS, TrackedRow, tracked_settings
 
-MLFLOW, MLFLOW_DATABASE = "mlflow.id", "mlflow.db"
-"""The id of the run there, and the sqlite file."""
+MLFLOW, MLFLOW_DATABASE, MLFLOW_FILES = "mlflow.id", "mlflow.db", "mlflow"
+"""The id of the run there, the sqlite file, and the folder of what is no number."""
 _STATUS = {"end": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 _MOST = 100
 """Settings that MLflow takes at a time, and characters of the longest value it takes."""
@@ -29,8 +33,10 @@ class MLflow:
         for name in ("mlflow", "alembic"):  # they tell on the terminal how a database is made
             logging.getLogger(name).setLevel(logging.WARNING)
         self._metric = Metric
-        address = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder / MLFLOW_DATABASE).resolve()}"
-        self._client = MlflowClient(address)
+        address = os.environ.get("MLFLOW_TRACKING_URI")
+        self._client = MlflowClient(address or f"sqlite:///{(folder / MLFLOW_DATABASE).resolve()}")
+        self._files = None if address else (folder / MLFLOW_FILES).resolve().as_uri()
+        """Where files go, if no server knows."""
         path = folder / MLFLOW
         if path.is_file():
             self._id = path.read_text().strip()
@@ -45,12 +51,19 @@ class MLflow:
             history = self._client.get_metric_history(self._id, f"{section}/epoch")  # every row has it
             if history:
                 last[section] = max(metric.step for metric in history)
+        for group in GROUPS:
+            names = [Path(file.path).stem for file in self._client.list_artifacts(self._id, group)]
+            if names:
+                last[group] = max(int(name.removeprefix("step-")) for name in names)
         return last
 
     def send(self, row: TrackedRow) -> None:
         now = int(1000 * time.time())
         metrics = [self._metric(key, value, now, row.step) for key, value in row.numbers.items()]
         self._client.log_batch(self._id, metrics=metrics)
+        if row.histograms:  # of which it draws none
+            text = json.dumps({key: asdict(one) for key, one in row.histograms.items()})
+            self._client.log_text(self._id, text, f"{row.section}/{checkpoint.name_of(row.step)}.json")
 
     def close(self, kind: str) -> None:
         self._client.set_terminated(self._id, _STATUS[kind])
@@ -61,7 +74,7 @@ class MLflow:
 
         title = os.environ.get("MLFLOW_EXPERIMENT_NAME", "paceline")
         experiment = self._client.get_experiment_by_name(title)
-        number = experiment.experiment_id if experiment else self._client.create_experiment(title)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(title, self._files)
         run_id = str(self._client.create_run(number, run_name=name).info.run_id)
         params = [Param(key, value[:_LONGEST]) for key, value in tracked_settings(plan).items()]
         for first in range(0, len(params), _MOST):

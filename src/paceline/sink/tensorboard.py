@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from paceline.histogram import Histogram
 from paceline.planning import Plan
 from paceline.sink.tracked import TrackedRow, tracked_settings
 
@@ -19,10 +20,10 @@ class TensorBoard:
     def __init__(self, plan: Plan, folder: Path) -> None:
         # Only who asks for TensorBoard needs its package.
         from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415
-        from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415
+        from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary  # noqa: PLC0415
         from tensorboard.summary.writer.event_file_writer import EventFileWriter  # noqa: PLC0415
 
-        self._event, self._summary = Event, Summary
+        self._event, self._summary, self._histogram = Event, Summary, HistogramProto
         self._old = sorted((folder / EVENTS).glob("events.out.tfevents.*"))
         self._writer = EventFileWriter(str(folder / EVENTS))
         if not self._old:
@@ -40,10 +41,17 @@ class TensorBoard:
         return last
 
     def send(self, row: TrackedRow) -> None:
-        self._write(row.step, [self._summary.Value(tag=key, simple_value=row.numbers[key]) for key in row.numbers])
+        value = self._summary.Value
+        numbers = [value(tag=key, simple_value=number) for key, number in row.numbers.items()]
+        histograms = [value(tag=key, histo=self._histogram_of(one)) for key, one in row.histograms.items()]
+        self._write(row.step, numbers + histograms)
 
     def close(self, _kind: str) -> None:
         self._writer.close()
+
+    def _histogram_of(self, one: Histogram) -> Any:
+        limits = one.edges[1:]
+        return self._histogram(min=one.low, max=one.high, num=sum(one.counts), bucket_limit=limits, bucket=one.counts)
 
     def _write(self, step: int, values: list[Any]) -> None:
         event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=values))

@@ -11,7 +11,7 @@ from paceline.model.packages import first_line
 from paceline.planning import Plan
 from paceline.record import RECORD, Row, Run, Sink, latest
 from paceline.settings.read import cut
-from paceline.sink.tracked import SECTIONS, TrackedRow, Tracker, tracked
+from paceline.sink.tracked import TRACKED, Tracker, tracked
 from paceline.visible import plural
 
 OpenTracker = Callable[[Plan, Path], Tracker]
@@ -30,7 +30,7 @@ class TrackingSink(Sink):
 
     def __init__(self, name: str, open_tracker: OpenTracker, plan: Plan, run: Run) -> None:
         self._name, self._open, self._plan, self._run = name, open_tracker, plan, run
-        self._rows: Queue[TrackedRow | str] = Queue(MOST_ROWS)
+        self._rows: Queue[Row] = Queue(MOST_ROWS)
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
         self._left = 0
@@ -42,34 +42,34 @@ class TrackingSink(Sink):
         kind = row["kind"]
         if kind == "start":
             before = [old for old in self._run.rows() if old.get("step", 0) <= row["step"]]
-            rows = [one for kind in SECTIONS for old in latest(before, kind) if (one := tracked(old))]
+            rows = [old for kind in TRACKED for old in latest(before, kind)]
             self._thread = threading.Thread(target=self._work, args=(rows,), name=self._name, daemon=True)
             self._thread.start()
         elif self._thread is not None:
-            if (one := tracked(row)) is not None:
-                self._put(one)
+            if kind in TRACKED:
+                self._put(row)
             if kind in WAITS:
-                self._finish(self._thread, kind)
+                self._finish(self._thread, row)
             self._tell_fault()
 
-    def _put(self, row: TrackedRow) -> None:
+    def _put(self, row: Row) -> None:
         if self._fault is None:
             try:
                 self._rows.put_nowait(row)
             except Full:
                 self._left += 1
 
-    def _finish(self, thread: threading.Thread, kind: str) -> None:
+    def _finish(self, thread: threading.Thread, last: Row) -> None:
         """Let the tracker finish, wait for it for a while, and say what it did not get."""
         self._thread = None
         try:
-            self._rows.put_nowait(kind)
-            thread.join(WAITS[kind])
+            self._rows.put_nowait(last)
+            thread.join(WAITS[last["kind"]])
         except Full:
             self._closing.set()  # it hangs, or hopelessly lags behind
         hangs = thread.is_alive()
         self._closing.set()
-        left = self._left + sum(isinstance(one, TrackedRow) for one in list(self._rows.queue))
+        left = self._left + sum(row["kind"] in TRACKED for row in list(self._rows.queue))
         if self._fault is None and (left or hangs):
             why = "did not finish in time" if hangs else "was too slow"
             self._run.note(f"{self._name} {why} and lacks {plural(left, 'row')}; {RECORD} has them all", warning=True)
@@ -80,7 +80,7 @@ class TrackingSink(Sink):
             self._told = True
             self._run.note(f"{self._name} is off until the next start: {self._fault}", warning=True)
 
-    def _work(self, before: list[TrackedRow]) -> None:
+    def _work(self, before: list[Row]) -> None:
         """Everything that the thread does; whatever the tracker raises ends it."""
         try:
             tracker = self._open(self._plan, self._run.folder)
@@ -88,15 +88,16 @@ class TrackingSink(Sink):
             for row in before:
                 self._send(tracker, row, last)
             while not self._closing.is_set():
-                one = self._rows.get()
-                if isinstance(one, str):
-                    tracker.close(one)
+                row = self._rows.get()
+                if row["kind"] in WAITS:
+                    tracker.close(row["kind"])
                     return
-                self._send(tracker, one, last)
+                self._send(tracker, row, last)
         except Exception as fault:  # noqa: BLE001 - another program may raise anything
             self._fault = cut(f"{type(fault).__name__}: {first_line(fault)}")
 
-    def _send(self, tracker: Tracker, row: TrackedRow, last: dict[str, int]) -> None:
-        if row.step > last.get(row.section, -1) and not self._closing.is_set():
-            tracker.send(row)
-            last[row.section] = row.step
+    def _send(self, tracker: Tracker, row: Row, last: dict[str, int]) -> None:
+        for one in tracked(row, self._run.folder):
+            if one.step > last.get(one.section, -1) and not self._closing.is_set():
+                tracker.send(one)
+                last[one.section] = one.step

@@ -7,6 +7,8 @@ import os
 import uuid
 from pathlib import Path
 
+import numpy as np
+
 from paceline.files import write_whole
 from paceline.planning import Plan
 from paceline.record import json_text
@@ -26,6 +28,7 @@ class WeightsAndBiases:
     def __init__(self, plan: Plan, folder: Path) -> None:
         import wandb  # noqa: PLC0415 - only who asks for it needs the package
 
+        self._histogram = wandb.Histogram
         self._path = folder / WANDB
         old = json.loads(self._path.read_text()) if self._path.is_file() else None
         self._sent = old or {"id": uuid.uuid4().hex[:8], "rows": 0, "last_steps": {}}
@@ -54,7 +57,11 @@ class WeightsAndBiases:
         self._sent["rows"] += 1
         self._sent["last_steps"][row.section] = row.step
         self._store()
-        self._run.log({**row.numbers, "step": row.step}, step=number, commit=True)
+        histograms = {
+            key: self._histogram(np_histogram=(np.array(one.counts), np.array(one.edges)))
+            for key, one in row.histograms.items()
+        }
+        self._run.log({**row.numbers, **histograms, "step": row.step}, step=number, commit=True)
 
     def close(self, kind: str) -> None:
         self._run.finish(exit_code=int(kind == "failed"))

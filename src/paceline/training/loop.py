@@ -10,6 +10,7 @@ from paceline.training.evaluate import evaluate, validation_is_owed
 from paceline.training.reports import Clock, stop_row
 from paceline.training.save import finish_saving, save, saved_if_aborted, tell_saved, tolerating_full_disk
 from paceline.training.session import Session
+from paceline.training.showing import show
 from paceline.training.state import compare_replicas
 from paceline.training.step import take_step
 
@@ -40,6 +41,7 @@ def train(session: Session) -> bool:
                 compare_replicas(session.world, state)
                 row = run.write("report", **clock.report(state, session.gradient_norm.value))
                 stop_on_bad_steps(session, row)
+            show(session, clock)
             if validations and (session.is_done() or validations.due(state.step)):
                 validate(session, clock)
             planned = (saves and saves.due(state.step)) or state.step in plan.averaged_steps

@@ -23,6 +23,7 @@ from paceline.planning import Plan
 from paceline.record import Mode, Run
 from paceline.settings.placement import Placement
 from paceline.training.gradients import GradientNorm, GradientReader
+from paceline.training.histograms import StepHistograms
 from paceline.training.requests import Requests, Signals
 from paceline.training.state import State, build_state
 from paceline.world import World, init_world
@@ -86,10 +87,15 @@ class Session:
         """The norm of a step's gradient, where a report may tell it."""
         return GradientNorm(self.plan, self.state.network, self.world)
 
+    @cached_property
+    def histograms(self) -> StepHistograms | None:
+        """Histograms of weights and gradients, where the placement asks for any."""
+        return StepHistograms(self.plan, self.state.network, self.world.device) if self.plan.histograms else None
+
     @property
     def gradient_readers(self) -> list[GradientReader]:
         """Everything that is computed from the gradients of some steps, for people."""
-        return [self.gradient_norm]
+        return [self.gradient_norm, *([self.histograms] if self.histograms else [])]
 
     @property
     def wanted_readers(self) -> list[GradientReader]:
