@@ -427,6 +427,7 @@ def test_the_release_that_fits_the_installed_torch_is_named(
 def test_timm_without_torchvision_is_refused_before_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
     install(monkeypatch, "2.11.0")
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: ["torch", "torchvision", "pyyaml"])
     with pytest.raises(
         PlanError, match=r"timm needs torchvision, which is not installed; write pip install timm torch"
     ):

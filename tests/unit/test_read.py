@@ -17,7 +17,7 @@ from paceline.settings.placement import Placement
 from paceline.settings.read import Tree, changes, dump, override, parse
 from paceline.settings.recipe import Recipe
 from paceline.settings.schedule import Constant, Stepped
-from paceline.settings.schema import addresses
+from paceline.settings.schema import addresses, fields, kinds
 from paceline.settings.types import Settings
 
 SECONDS = "depends on the machine's speed; write epochs, steps, images or %"
@@ -158,9 +158,14 @@ def test_a_fault_on_a_page_says_the_line_and_what_to_write(old: str, new: str, s
         ("schedule.warmup=5", f"'schedule.warmup=5': schedule.warmup: {AMOUNT}, such as '5 epochs'"),
         ("optimizer.name=sdg", "'optimizer.name=sdg': optimizer: no optimizer is named 'sdg'; there is adamw, "),
         ("optimizer=sdg", "'optimizer=sdg': optimizer: no optimizer is named 'sdg'; there is adamw, "),
-        ("optimizer=sgd", "'optimizer=sgd': optimizer: sgd needs 'lr'"),
+        ("optimizer=sgd", "'optimizer=sgd': optimizer: sgd needs 'lr', such as optimizer.lr=\"0.1 per 256 images\""),
+        ("optimizer=adamw", "'optimizer=adamw': optimizer: adamw needs 'lr', such as optimizer.lr=0.0003"),
+        ("mix.cutmix=fixed", "'mix.cutmix=fixed': mix.cutmix: fixed needs 'kept', such as mix.cutmix.kept=0.5"),
         ("data=cifar", "'data=cifar': data: no data is named 'cifar'; did you mean 'cifar10'?"),
-        ("schedule=stepped", "'schedule=stepped': schedule: stepped needs 'drops'"),
+        (
+            "schedule=stepped",
+            "'schedule=stepped': schedule: stepped needs 'drops', such as schedule.drops=\"[50%, 75%]\"",
+        ),
         ("epochs=many", "'epochs=many': epochs: expected a number, found 'many'"),
         ("epochs=[", "'epochs=[': epochs: expected a number, found '['"),
         ("seed=1.5", "'seed=1.5': seed: expected a whole number, found 1.5"),
@@ -623,3 +628,18 @@ def test_a_page_of_ones_own_is_read_by_its_path(tmp_path_factory: pytest.TempPat
     tree = shipped.tree("recipes", str(page))
     assert build(Recipe, tree) == make_recipe()
     assert tree.place(("epochs",)) == f"{page}:6"
+
+
+def test_every_key_that_a_kind_needs_has_an_example_that_it_takes() -> None:
+    needed = {
+        (section, name, key): info
+        for section, field in fields(Recipe).items()
+        for name, kind in kinds(field).items()
+        for key, info in fields(kind).items()
+        if info.is_required() and key != "name"
+    }
+    assert len(needed) > 8
+    for (section, name, key), info in needed.items():
+        assert info.examples, f"{section}.{key} of {name}"
+        kind = kinds(fields(Recipe)[section])[name]
+        kind.model_validate_json(json.dumps({"name": name, key: info.examples[0]}))

@@ -45,7 +45,7 @@ def _installed(package: str) -> Callable[[str, str], None]:
     def check(key: str, _network: str) -> None:
         if find_spec(package) is None:
             raise PlanError(f"{key}: {package} is not installed; {_remedy(package, key)}")
-        if find_spec("torchvision") is None:
+        if find_spec("torchvision") is None and any(line.startswith("torchvision") for line in _needs(package)):
             raise PlanError(f"{key}: {package} needs torchvision, which is not installed; {_remedy(package, key)}")
         if (misfit := _misfit()) is not None:
             raise PlanError(f"{key}: {misfit}; {_remedy(package, key)}")
@@ -53,13 +53,21 @@ def _installed(package: str) -> Callable[[str, str], None]:
     return check
 
 
+def _needs(package: str) -> list[str]:
+    """What an installed package needs, as it says itself."""
+    try:
+        return metadata.requires(package) or []
+    except metadata.PackageNotFoundError:  # a folder that somebody put there
+        return []
+
+
 def _misfit() -> str | None:
     """Why the installed torchvision, which timm needs too, does not fit the installed torch; None if it may."""
     try:
-        needs, version = metadata.requires("torchvision") or [], metadata.version("torchvision")
+        version = metadata.version("torchvision")
     except metadata.PackageNotFoundError:  # then the import says what is missing
         return None
-    installed = metadata.version("torch")
+    installed, needs = metadata.version("torch"), _needs("torchvision")
     if installed.endswith("+cpu") and "+" not in version:
         return f"torchvision {version} is built for a torch with CUDA, and torch {installed} is installed"
     ours = re.match(r"(\d+)\.(\d+)", installed)

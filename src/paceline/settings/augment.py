@@ -178,7 +178,7 @@ class FixedCut(Settings):
     """Always the same fraction of an image's own pixels."""
 
     name: Literal["fixed"]
-    kept: Fraction
+    kept: Annotated[Fraction, Field(examples=[0.5])]
     """Fraction of an image's own pixels that is kept."""
 
 
@@ -186,7 +186,7 @@ class LogarithmicCut(Settings):
     """No cut with a probability of 1.55 kept - 0.96; otherwise 1 + ln(u) / 4 is kept, u uniform between e^-4 and 1."""
 
     name: Literal["logarithmic"]
-    kept: Annotated[float, Field(ge=0.62, lt=1)]
+    kept: Annotated[float, Field(ge=0.62, lt=1, examples=[0.85])]
     """About the mean fraction of an image's own pixels that is kept."""
 
 
@@ -194,7 +194,7 @@ class UniformCut(Settings):
     """Any fraction between two bounds."""
 
     name: Literal["uniform"]
-    low: Fraction
+    low: Annotated[Fraction, Field(examples=[0.3])]
     """The smallest fraction of an image's own pixels that is kept."""
     high: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The largest."""

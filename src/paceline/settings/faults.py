@@ -92,9 +92,8 @@ def _unknown(path: KeyPath, noun: str, around: type[Settings] | None, everywhere
 
 def _complaint(error: Any, path: KeyPath, noun: str, around: type[Settings] | None, choices: list[str]) -> str:
     kind, value = error["type"], error["input"]
-    last = path[-1] if path else ""
     if kind == "missing":
-        return f"{noun} needs '{last}'" if isinstance(last, str) else f"expected more than {last} values in this list"
+        return _missing(path, noun, around)
     if kind == "union_tag_invalid":
         return _unknown_kind(str(value.get("name") if isinstance(value, dict) else value), path, choices)
     if kind in ("dict_type", "model_attributes_type") and choices:
@@ -113,6 +112,17 @@ def _complaint(error: Any, path: KeyPath, noun: str, around: type[Settings] | No
         if kind.startswith(start):
             return f"expected {words}, found {quoted(value)}"
     return f"{error['msg'][:1].lower()}{error['msg'][1:]}, found {quoted(value)}"
+
+
+def _missing(path: KeyPath, noun: str, around: type[Settings] | None) -> str:
+    """What is said of a key that is missing, and how it may be written, where its declaration gives an example."""
+    last = path[-1]
+    if not isinstance(last, str):
+        return f"expected more than {last} values in this list"
+    info = fields(around).get(last) if around else None
+    value = flow(info.examples[0]) if info is not None and info.examples else ""
+    written = json.dumps(value) if " " in value else value
+    return f"{noun} needs '{last}'" + (f", such as {'.'.join(map(str, path))}={written}" if value else "")
 
 
 def _unknown_kind(name: str, path: KeyPath, choices: list[str]) -> str:

@@ -187,7 +187,7 @@ class External(Settings):
     """A network of another package, written timm:NAME or torchvision:NAME; the package must be installed."""
 
     name: Literal["timm", "torchvision"]
-    network: str
+    network: Annotated[str, Field(examples=["resnet18"])]
     """The network's name in that package."""
     auxiliary: NotNegative = 0.3
     """Weight of the losses of auxiliary heads, where the network has any."""

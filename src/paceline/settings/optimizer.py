@@ -16,7 +16,7 @@ class Sgd(Settings):
     """Gradient descent, plain or with momentum: m = momentum * m + (g + decay * w); w -= lr * m."""
 
     name: Literal["sgd"]
-    lr: Lr
+    lr: Annotated[Lr, Field(examples=["0.1 per 256 images"])]
     momentum: Fraction = 0.0
     """Fraction of the last step's direction that is kept."""
     nesterov: bool = False
@@ -28,7 +28,7 @@ class RmsProp(Settings):
     gradient."""
 
     name: Literal["rmsprop"]
-    lr: Lr
+    lr: Annotated[Lr, Field(examples=["2^-14 per image"])]
     form: Literal["tensorflow", "torch"] = "tensorflow"
     """tensorflow: epsilon inside the root, squares that start at 1, learning rate inside the momentum; torch: epsilon
     outside, squares from 0, learning rate outside."""
@@ -44,7 +44,7 @@ class Lars(Settings):
     """Momentum with a learning rate for each tensor, by the ratio of its weights' and gradient's norms."""
 
     name: Literal["lars"]
-    lr: Lr
+    lr: Annotated[Lr, Field(examples=["2^-9.5 per image"])]
     momentum: Fraction = 0.9
     """Fraction of the last step that is kept."""
     trust_coefficient: Positive = 0.001
@@ -67,7 +67,7 @@ class Larc(Settings):
     """Momentum over gradients that are scaled tensor by tensor, by the ratio of weights' and gradient's norms."""
 
     name: Literal["larc"]
-    lr: Lr
+    lr: Annotated[Lr, Field(examples=["1 per 1024 images"])]
     momentum: Fraction = 0.9
     """Fraction of the last step's direction that is kept."""
     nesterov: bool = True
@@ -82,7 +82,7 @@ class AdamW(Settings):
     """Adam with weight decay apart from the gradient: w -= lr * (m / (sqrt(v) + epsilon) + decay * w)."""
 
     name: Literal["adamw"]
-    lr: Lr
+    lr: Annotated[Lr, Field(examples=[3e-4])]
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     """Fractions of the mean gradient and of the mean square that are kept; both means are corrected for their start."""
     epsilon: Positive = 1e-8
@@ -94,7 +94,7 @@ class Lamb(Settings):
     epsilon) + decay * w; w -= lr * |w| / |u| * u."""
 
     name: Literal["lamb"]
-    lr: Lr
+    lr: Annotated[Lr, Field(examples=[8e-3])]
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     """Fractions of the mean gradient and of the mean square that are kept; both means are corrected for their start."""
     epsilon: Positive = 1e-6
@@ -108,7 +108,7 @@ class Muon(Settings):
     Weight decay is apart from the gradient: w -= lr * (direction + decay * w)."""
 
     name: Literal["muon"]
-    lr: Rate
+    lr: Annotated[Rate, Field(examples=[0.02])]
     """Peak learning rate of the orthogonal steps."""
     momentum: Fraction = 0.95
     """Fraction of the last step's direction that is kept."""

@@ -26,7 +26,7 @@ class Stepped(Settings):
     """Multiplied by `factor` at each of the `drops`."""
 
     name: Literal["stepped"]
-    drops: tuple[Length, ...]
+    drops: Annotated[tuple[Length, ...], Field(examples=[["50%", "75%"]])]
     """When the learning rate falls, such as [50%, 75%] or [80 epochs, 120 epochs]."""
     factor: Positive = 0.1
     """What it is multiplied by at each drop."""
@@ -56,7 +56,7 @@ class Exponential(Settings):
     name: Literal["exponential"]
     factor: Positive = 0.97
     """What the learning rate is multiplied by."""
-    every: Interval
+    every: Annotated[Interval, Field(examples=["2.4 epochs"])]
     """How long each value lasts, such as 2.4 epochs."""
     warmup: Warmup = Duration.parse("0 steps")
     start: WarmupStart = 0.0
