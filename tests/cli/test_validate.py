@@ -20,7 +20,8 @@ from paceline.command import average, validate
 from paceline.errors import RunError
 from paceline.record import Row, Run, Sink, rows_of
 from paceline.sink import SINKS
-from paceline.training.selection import Selection
+from paceline.training.selection import Selection, step_in_words
+from runs_made import write_run
 
 ONE = ["on.cpu_threads=1"]
 
@@ -261,10 +262,23 @@ def test_replicas_judge_what_the_first_one_read(paceline: Paceline, run: Path) -
     assert "choose another with --checkpoint: 0, 6, 12" in done.stderr
 
 
+def test_a_step_is_told_with_what_makes_it_the_one(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rows=[validation_row(3, 0.9), validation_row(6, 0.5)])
+    for step in (3, 5, 6):
+        checkpoint.write(run / "checkpoints", step, {})
+    assert step_in_words(run, 6) == "step 6, the newest checkpoint (best: step 3)"
+    assert step_in_words(run, 3) == "step 3, the best checkpoint (newest: step 6)"
+    assert step_in_words(run, 5) == "step 5 (newest: step 6, best: step 3)"
+    (run / "record.jsonl").write_text("")
+    assert step_in_words(run, 6) == "step 6, the newest checkpoint"
+    (run / "record.jsonl").write_text(json.dumps(validation_row(6, 0.5)) + "\n")
+    assert step_in_words(run, 6) == "step 6, the newest and best checkpoint"
+
+
 def test_tables_fit_a_terminal_and_show_accuracies_in_percent(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     judge(run, as_json=False)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "evaluated on cpu in fp32"
+    assert lines[0].startswith("evaluated on cpu in fp32: step 18, the newest ")
     assert lines[1].split() == ["step", "epoch", "top-1", "top-5", "loss", "images", "seconds", "images/s"]
     row = rows_of(run)[-1]
     assert lines[2].split()[:6] == [
@@ -290,7 +304,7 @@ def test_the_table_of_a_long_run_with_an_average_fits_too(capsys: pytest.Capture
         "step": 450_360, "epoch": 90.0, "loss": 0.9876, "top1": 0.7654, "top5": 1.0, "images": 50_000, "averaged": True,
         "seconds": 1234.5, "images_per_second": 12_345.6, "device": "cuda", "precision": "fp16",
     }  # fmt: skip
-    validate._show([row, row | {"averaged": False}])
+    validate._show([row, row | {"averaged": False}], Path("run"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == [
         "450,360",

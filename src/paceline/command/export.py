@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from paceline.command.tables import show_facts
 from paceline.exporting.request import read_request
 from paceline.progress import progress_bar
+from paceline.training.selection import step_in_words
 
 if TYPE_CHECKING:
     from paceline.exporting.folder import Exported
@@ -28,16 +29,16 @@ def run(
         facts = {"file": str(exported.file), "step": exported.step, **asdict(exported.comparison)}
         show_facts(facts, as_json)
     else:
-        _show(exported, request.sample.about)
+        _show(exported, request.sample.about, folder)
     return 0
 
 
-def _show(exported: Exported, about: str) -> None:
+def _show(exported: Exported, about: str, folder: Path) -> None:
     result = exported.comparison
     facts = {
         "file": str(exported.file),
         "size": f"{exported.file.stat().st_size / 1e6:,.1f} MB",
-        "step": exported.step,
+        "network": step_in_words(folder, exported.step),
         "run by": result.by,
         "equal answers": f"{result.equal:,} of {result.images:,} {about}",
         "largest difference": f"{result.difference:.2g} (largest score {result.largest:.3g})",

@@ -16,7 +16,7 @@ from paceline.files import disk_faults, try_writing, write_whole
 from paceline.job import flag_words
 from paceline.progress import notify, progress_bar
 from paceline.record import json_text
-from paceline.training.selection import Selection, steps_to_evaluate
+from paceline.training.selection import Selection, step_in_words, steps_to_evaluate
 from paceline.visible import plural
 
 if TYPE_CHECKING:
@@ -63,9 +63,10 @@ def run(
         left_out = [{"image": path, "reason": reason} for path, reason in skipped.items()]
         print(json_text({"run": str(folder), "step": step, "predictions": rows, "skipped": left_out}, indent=1))
     elif table is not None:
-        print(f"{plural(len(predictions), 'prediction')} of step {step:,} in {table}")
+        print(f"{plural(len(predictions), 'prediction')} of {step_in_words(folder, step)}, in {table}")
     else:
-        print(f"predicted by step {step:,} on {plan.placement.device} in {plan.placement.precision}")
+        where = f"{plan.placement.device} in {plan.placement.precision}"
+        print(f"predicted by {step_in_words(folder, step)}, on {where}")
         show_rows([_line(prediction, threshold) for prediction in predictions], as_json=False)
     return 0
 

@@ -13,7 +13,7 @@ from paceline.evaluating import evaluation_job
 from paceline.progress import notify
 from paceline.record import Row
 from paceline.settings.data import Files
-from paceline.training.selection import Selection, steps_to_evaluate
+from paceline.training.selection import Selection, step_in_words, steps_to_evaluate
 from paceline.visible import one_line, plural
 from paceline.worker import run_verb
 
@@ -42,7 +42,7 @@ def run(
                 [row | {"details": one} for row, one in zip(rows, found, strict=True)] if details else rows, as_json
             )
         elif rows:
-            _show(rows)
+            _show(rows, folder)
             for one in found:
                 _show_details(one)
         else:
@@ -64,12 +64,13 @@ def follow(
     return 0
 
 
-def _show(rows: list[Row]) -> None:
+def _show(rows: list[Row], folder: Path) -> None:
     """What people look for first; the record and --json have all."""
     first = rows[0]
     part = f" a part, {first['images']:,} of {first['of_images']:,} images," if "partial" in first else ""
     images = f" {plural(first['images'], 'image')} of {first['data']}" if "data" in first else part
-    print(f"evaluated{images} on {rows[0]['device']} in {rows[0]['precision']}")
+    which = step_in_words(folder, first["step"]) if len(rows) == 1 else plural(len(rows), "checkpoint")
+    print(f"evaluated{images} on {first['device']} in {first['precision']}: {which}")
     columns = ("step", "epoch", "top1", "top5", "loss", "images", "seconds", "images_per_second")
     lines: list[Row] = [{key: row[key] for key in columns} for row in rows]
     if "averaged" in rows[0]:

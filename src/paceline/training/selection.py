@@ -63,6 +63,17 @@ def steps_to_evaluate(folder: Path, selection: Selection) -> list[int]:
     return [step]
 
 
+def step_in_words(folder: Path, step: int) -> str:
+    """The step of a checkpoint, and whether it is the newest or the best one: step 13, the best checkpoint."""
+    saved = checkpoint.saved_steps(folder / "checkpoints")
+    best = best_step(judged_rows(folder), saved, stored_plan(folder).recipe.stop)
+    steps = {"newest": saved[-1] if saved else None, "best": best}
+    is_one = " and ".join(name for name, one in steps.items() if one == step)
+    others = ", ".join(f"{name}: step {one:,}" for name, one in steps.items() if one not in (step, None))
+    what = f", the {is_one} checkpoint" if is_one else ""
+    return f"step {step:,}{what}{f' ({others})' if others else ''}"
+
+
 def steps_to_average(folder: Path, last: int | None) -> list[int]:
     """The steps of the last so many checkpoints, or of all; initial weights are no part of an average."""
     saved = [step for step in checkpoint.saved_steps(folder / "checkpoints") if step > 0]
