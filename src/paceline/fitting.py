@@ -82,7 +82,7 @@ def choose(folder: Path, words: Sequence[str], written: Recipe, progress: Progre
     data, index = _open(written.data, folder, progress)
     if len(index.classes) == 1000 and len(index.training) > 1_200_000:
         return [Choice("recipe", FOR_IMAGENET, f"{len(index.training):,} images of 1,000 classes are ImageNet")]
-    choices = _recipe(index, given, written.init.from_)
+    choices = _recipe(index, given, written)
     if data.labels is not None:
         choices.append(Choice("data.labels", data.labels, "the folders are no classes, and this file lists the images"))
     if not len(index.validation):
@@ -133,10 +133,10 @@ def _tables_in(folder: Path) -> list[str]:
     return sorted(names, key=lambda name: (not any(word in name.lower() for word in likely), name))[:4]
 
 
-def _recipe(index: Index, given: dict[str, str], source: str | None) -> list[Choice]:
+def _recipe(index: Index, given: dict[str, str], written: Recipe) -> list[Choice]:
     """The recipe for some images, and where weights are at hand, the network that they are of."""
     # Weights that are found are those of one network, which is of no use to another one that was asked for.
-    asked = {"model", "model.name"} & given.keys()
+    asked, source = {"model", "model.name"} & given.keys(), written.init.from_
     weights = source if asked or "init.from" in given else source or weights_at_hand()
     why = (
         f"{weights} are weights to begin with"
@@ -146,17 +146,23 @@ def _recipe(index: Index, given: dict[str, str], source: str | None) -> list[Cho
     reason = f"{len(index.training):,} images of {len(index.classes):,} classes, and {why}"
     if weights is None:
         return [Choice("recipe", SCRATCH, reason)]
-    if LITE_PACKAGE in weights or asked:
-        return [Choice("recipe", LITE_FINETUNE if LITE_PACKAGE in weights else FINETUNE, reason)]
+    if weights == f"pip:{LITE_PACKAGE}":
+        return [Choice("recipe", LITE_FINETUNE, reason)]
+    if asked:
+        return [Choice("recipe", _finetune(written.model.name), reason)]
     network = network_of(weights)
     if network is None:
         raise SpecError(
             f"init.from: {weights}: which network these weights are of cannot be told; write model=NAME (`paceline "
             "models` lists them)"
         )
-    # MobileNets are made of the same units as EfficientNets.
-    name = LITE_FINETUNE if network["name"].startswith(("efficientnet", "mobilenet")) else FINETUNE
+    name = _finetune(network["name"])
     return [Choice("recipe", name, reason), *_network(network, name, weights)]
+
+
+def _finetune(network: str) -> str:
+    """The recipe that tunes a network; MobileNets are made of the same units as EfficientNets."""
+    return LITE_FINETUNE if network.startswith(("efficientnet", "mobilenet")) else FINETUNE
 
 
 def _network(network: dict[str, Any], recipe: str, weights: str) -> Iterator[Choice]:

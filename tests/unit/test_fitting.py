@@ -108,6 +108,17 @@ def test_the_network_is_that_of_the_weights(tmp_path: Path, source: str, recipe:
     assert {key: value for key, value in found.items() if key.startswith("model")} == words
 
 
+@pytest.mark.parametrize(
+    ("model", "recipe"),
+    [("model=efficientnet-b0", "efficientnet-lite0"), ("model={name: mobilenet-v2}", "efficientnet-lite0"),
+     ("model.name=resnet18", "resnet50")],
+)  # fmt: skip
+def test_a_network_that_is_named_gets_the_recipe_of_its_kind(tmp_path: Path, model: str, recipe: str) -> None:
+    found = chosen(photos(tmp_path / "photos"), "init.from=timm:anything", model)
+    assert found["recipe"] == f"images/{recipe}-finetune"
+    assert "model" not in found
+
+
 def test_the_network_is_that_of_a_run_that_is_begun_from(tmp_path: Path) -> None:
     folder = photos(tmp_path / "photos", size=(40, 40))
     asked = ask(str(folder), ["model=resnet20", "model.shortcut=projection"], None)

@@ -37,6 +37,8 @@ def test_the_shapes_of_a_file_tell_its_network(tmp_path: Path, name: str, classe
     tensors = {f"module.{key}": torch.zeros(1).expand(shape) for key, shape in shapes.items()}
     torch.save({"state_dict": tensors, "epoch": 3}, tmp_path / "w.pth")
     assert network_in(tmp_path / "w.pth") == name
+    torch.save({"state_dict": tensors, "epoch": 3}, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    assert network_in(tmp_path / "old.pth") == name
     parameters = {key: torch.nn.Parameter(tensor, requires_grad=False) for key, tensor in tensors.items()}
     torch.save(parameters, tmp_path / "bare.pth")
     assert network_in(tmp_path / "bare.pth") == name
@@ -57,7 +59,8 @@ class _Command:
 def test_nothing_in_a_file_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"a.weight": torch.ones(2, 2), "b": _Command()}, "w.pth")
-    assert network_in(Path("w.pth")) is None
+    torch.save({"a.weight": torch.ones(2, 2), "b": _Command()}, "old.pth", _use_new_zipfile_serialization=False)
+    assert network_in(Path("w.pth")) is network_in(Path("old.pth")) is None
     assert not Path("executed").exists()
 
 

@@ -22,6 +22,8 @@ STATE_KEYS = ("state_dict_ema", "state_dict", "model", "model_state_dict")
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 """The last words of tensors that are no parameters."""
 _MOST = 100 << 20
+_OLDER_PICKLES = 4
+"""torch's older form: a magic number, a version, the system, and the content."""
 Shape = tuple[int, ...]
 
 
@@ -43,7 +45,7 @@ def tensor_names(path: Path) -> Iterable[str]:
                 with zipfile.ZipFile(file) as parts, _content(parts) as pickled:
                     return _texts(pickled, 1)
             file.seek(0)
-            return _texts(file, 4)  # torch's older form: a magic number, a version, the system, and the content
+            return _texts(file, _OLDER_PICKLES)
     except Exception:  # noqa: BLE001 - there is no end to what a damaged pickle can raise
         return []
 
@@ -60,19 +62,27 @@ def network_in(path: Path) -> str | None:
 
 
 def _tensor_shapes(path: Path) -> dict[str, Shape]:
-    """The shapes of the tensors in a file by name; none where it is damaged, or of torch's older form."""
+    """The shapes of the tensors in a file by name; none where it is damaged."""
     try:
         with open_file(path) as file:
             if path.suffix == ".safetensors":
                 header = _header(file)
                 return {name: tuple(facts["shape"]) for name, facts in header.items() if name != "__metadata__"}
-            with zipfile.ZipFile(file) as parts, _content(parts) as pickled:
-                content = _ShapeReader(pickled).load()
+            content = _shapes_in(file)
         for key in STATE_KEYS:
             content = content[key] if isinstance(content.get(key), dict) else content
         return {name: shape for name, shape in content.items() if isinstance(shape, tuple)}
     except Exception:  # noqa: BLE001 - as above
         return {}
+
+
+def _shapes_in(file: IO[bytes]) -> Any:
+    """What a .pth file holds, with shapes in place of tensors."""
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as parts, _content(parts) as pickled:
+            return _ShapeReader(pickled).load()
+    file.seek(0)
+    return [_ShapeReader(file).load() for _ in range(_OLDER_PICKLES)][-1]
 
 
 def _header(file: IO[bytes]) -> dict[str, Any]:
