@@ -43,6 +43,7 @@ from paceline.settings.data import Data, Files, Made, Shapes, likeness
 from paceline.settings.placement import Placement
 from paceline.settings.read import Tree, cut, dump, override, parse
 from paceline.settings.recipe import Recipe
+from paceline.settings.suggest import COMPARE
 from paceline.sink.log import LOG
 from paceline.sink.mlflow import MLFLOW
 from paceline.sink.tensorboard import EVENTS
@@ -345,7 +346,8 @@ def stored_job(
 def recipe_stays(word: str, example: str) -> SpecError:
     """What is said of a word that changes no placement; one that sets nothing is most likely a second run."""
     if "=" not in word:
-        return SpecError(f"'{cut(word)}' is one word too many: name one run, and settings as {example}")
+        compare = f"; to compare runs write {COMPARE}" if os.path.isfile(Path(word) / PLAN) else ""  # noqa: PTH113
+        return SpecError(f"'{cut(word)}' is one word too many: name one run, and settings as {example}{compare}")
     return SpecError(f"'{cut(word)}': a run keeps its recipe; only on.* words may change, such as {example}")
 
 

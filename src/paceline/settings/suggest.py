@@ -114,6 +114,19 @@ _VALUES = {
 }
 """The same for values and names of kinds."""
 
+COMPARE = "paceline report RUN RUN --out FILE.html"
+"""What compares runs."""
+_VERBS = {
+    **dict.fromkeys(("compare", "diff"), COMPARE),
+    **dict.fromkeys(("eval", "evaluate", "val", "test", "score"), "paceline validate RUN"),
+    **dict.fromkeys(("infer", "inference", "classify"), "paceline predict RUN IMAGES"),
+    **dict.fromkeys(("fit", "finetune", "fine-tune"), "paceline train FOLDER"),
+    **dict.fromkeys(("tune", "sweep", "search", "hyperopt"), f"paceline train for each setting, and {COMPARE}"),
+    **dict.fromkeys(("monitor", "status", "progress"), "paceline watch RUN"),
+    "continue": "paceline resume RUN",
+}
+"""Commands of other programs, with what to write here."""
+
 _CUTOFF = 0.75
 """How alike two words must be to be taken for each other: a wrong guess is worse than a list."""
 
@@ -180,7 +193,9 @@ def unknown_command(word: str, commands: Sequence[str]) -> str:
     shown = word if len(word) <= 80 else f"{word[:80]}..."
     if os.path.isdir(word):  # noqa: PTH112
         return f"'{shown}' is a folder, not a command; to train on its images write: paceline train {shown}"
-    return f"no command is named '{shown}'{nearest(word, commands) or _listed(commands)}"
+    here = _VERBS.get(word, "")
+    ours = f"; write {here}" if here and here.split()[1] in commands else nearest(word, commands)
+    return f"no command is named '{shown}'{ours or _listed(commands)}"
 
 
 def _similar(word: str, addresses: Sequence[str]) -> list[str]:
