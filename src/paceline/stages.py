@@ -38,8 +38,6 @@ def check_stages(plan: Plan) -> None:
 def _check_placement(plan: Plan) -> None:
     """Refuse what stages cannot be combined with."""
     placement = plan.placement
-    if plan.shards:
-        raise PlanError("on.shard and on.stages both part the state, and cannot be combined yet; leave one of them out")
     if placement.compile:
         raise PlanError("on.compile=true fuses a whole network, and a stage has a part of one; leave one of them out")
     if placement.device == "mps":

@@ -55,7 +55,6 @@ def test_processes_are_replicas_times_stages() -> None:
         (("on.stages=2", "on.weights=bf16", "on.precision=bf16"), "would change how bf16 weights are rounded"),
         (("on.stages=2", "on.splits=head", "freeze=head"), "stage 2 of 2 has only blocks that freeze names .head.;"),
         (("on.stages=2", "model=timm:resnet18"), "a network of another package is one block"),
-        (("on.stages=2", "on.replicas=2", "on.shard=optimizer"), "on.shard and on.stages both part the state"),
         (("on.stages=2", "on.graphs=true", "on.device=cuda"), "2 processes exchange gradients in it"),
     ],
     ids=str,

@@ -94,7 +94,7 @@ def choose_layouts(recipe: Recipe) -> list[Layout]:
         across = 2 if n is not None and n % 2 == 0 else 1
         wanted += [
             Layout("2 stages", 1, piece, stages=2, pipeline="interleaved" if 2 * piece <= G else "grouped"),
-            Layout("2 replicas of 2 stages", 2, piece // across, stages=2),
+            Layout("2 x 2 stages, in shares", 2, piece // across, shard="optimizer", stages=2),
         ]
     able: dict[tuple[Any, ...], Layout] = {}
     for layout in wanted:

@@ -22,7 +22,7 @@ from paceline.training.state import State
 def save(session: Session) -> None:
     """Copy the state; a thread writes the checkpoint while training goes on, and removes those that need not stay."""
     run, state = session.run, session.state
-    with state.gathered(keep=run.writes):
+    with state.gathered(keep=session.world.replica == 0):
         if not run.writes and session.plan.stages == 1:
             return
         snapshot = take_snapshot(state)

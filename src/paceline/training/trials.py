@@ -151,7 +151,7 @@ def _train(folder: Path, steps: int, session: Session, *, saving: bool) -> None:
                 write_whole(path, json.dumps(losses))
             if saving:
                 save(session)
-    with state.gathered(keep=first):
+    with state.gathered(keep=session.world.replica == 0):
         groups = state.network.gather(state.tensors())
         tensors = {
             f"{group}.{name}": tensor.detach().cpu().contiguous().clone()
