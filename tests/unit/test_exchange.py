@@ -48,8 +48,8 @@ def test_buckets_leave_in_the_last_micro_batch_while_it_runs() -> None:
     world, parameters = Beside(), layers()
     buckets = GradientBuckets(parameters, world, torch.float32, 8, torch.float32)
     order: list[int] = []
-    for last in (False, True):
-        with buckets.micro_batch(last):
+    with buckets.micro_batches(2):
+        for _ in range(2):
             x = torch.ones(2)
             for parameter in parameters:
                 x = x * parameter
@@ -65,7 +65,7 @@ def test_buckets_leave_in_the_last_micro_batch_while_it_runs() -> None:
 def test_a_bucket_that_is_full_early_waits_for_those_before_it() -> None:
     world, (first, second, third) = Beside(), layers()
     buckets = GradientBuckets([first, second, third], world, torch.float32, 8, torch.float32)
-    with buckets.micro_batch(last=True):
+    with buckets.micro_batches(1):
         (first * 2 + second * 3).sum().backward()
         assert world.sent == []  # the third, which leaves first, has no gradient in this pass
     buckets.finish(torch.zeros(1))
@@ -83,7 +83,7 @@ def test_a_replica_without_micro_batches_sends_zeros() -> None:
 def test_gradients_are_dropped_if_another_replica_is_missing() -> None:
     parameters = layers()
     buckets = GradientBuckets(parameters, Beside(broken=True), torch.float32, 8, torch.float32)
-    with buckets.micro_batch(last=True):
+    with buckets.micro_batches(1):
         torch.stack(list(parameters)).sum().backward()
     with pytest.raises(Broken):
         buckets.finish(torch.zeros(1))
@@ -93,10 +93,13 @@ def test_gradients_are_dropped_if_another_replica_is_missing() -> None:
 def test_gradients_are_dropped_if_a_pass_fails() -> None:
     world, parameters = Beside(), layers()
     buckets = GradientBuckets(parameters, world, torch.float32, 8, torch.float32)
-    with buckets.micro_batch(last=False):
+
+    def passes() -> None:
         torch.stack(list(parameters)).sum().backward()
-    with pytest.raises(Broken), buckets.micro_batch(last=True):
         raise Broken("replica 1 stopped answering")
+
+    with pytest.raises(Broken), buckets.micro_batches(2):
+        passes()
     assert gradients(parameters) == [None] * 3
 
 
@@ -106,7 +109,7 @@ def test_gradients_of_16_bit_weights_leave_in_32_bits_laid_out_as_the_weights() 
     for parameter in conv.parameters():
         parameter.grad_dtype = torch.float32
     buckets = GradientBuckets(list(conv.parameters()), world, torch.float32, 1 << 20, torch.float32)
-    with buckets.micro_batch(last=True):
+    with buckets.micro_batches(1):
         conv(torch.ones(1, 3, 2, 2, dtype=torch.bfloat16)).sum().backward()
     buckets.finish(torch.zeros(1))
     assert [(row.dtype, len(row)) for row in world.sent] == [(torch.float32, 52), (torch.float32, 1)]
@@ -119,7 +122,7 @@ def test_gradients_of_16_bit_weights_leave_in_32_bits_laid_out_as_the_weights() 
 def test_a_single_replica_has_no_buckets() -> None:
     parameter = nn.Parameter(torch.ones(3))
     buckets = GradientBuckets([parameter], World(torch.device("cpu")), torch.float32, 8, torch.float32)
-    with buckets.micro_batch(last=True):
+    with buckets.micro_batches(1):
         parameter.sum().backward()
     gradient = parameter.grad
     assert buckets.finish(torch.ones(1)).tolist() == [1]
@@ -137,7 +140,7 @@ def test_a_bucket_holds_as_much_as_is_asked_for() -> None:
 def test_16_bit_communication_halves_the_bytes_and_gives_back_32_bits() -> None:
     world, parameters = Beside(), layers()
     buckets = GradientBuckets(parameters, world, torch.float32, 8, torch.bfloat16)
-    with buckets.micro_batch(last=True):
+    with buckets.micro_batches(1):
         (sum(parameters, torch.zeros(2)) * 1.0001).sum().backward()
     sums = buckets.finish(torch.tensor([0.0001]))
     assert [row.dtype for row in world.sent] == [torch.bfloat16] * 3 + [torch.float32]

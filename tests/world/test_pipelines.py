@@ -9,6 +9,7 @@ import pytest
 from processes import Training, write_small
 
 from conftest import make_plan
+from exchange_seen import SeenTrial
 from paceline.record import Run
 from paceline.training.trials import Outcome, Trial, compare_outcomes
 
@@ -75,16 +76,51 @@ def test_replicas_of_two_stages_are_the_same_run(tmp_path: Path, words: tuple[st
     assert differs(one, four) <= EXACT
 
 
+@pytest.mark.parametrize(
+    "order", ["interleaved", *(pytest.param(order, marks=pytest.mark.long) for order in ("grouped", "sequential"))]
+)
+def test_gradients_leave_each_stage_while_its_last_backward_pass_runs(tmp_path: Path, order: str) -> None:
+    # The second replica has a micro-batch less than the first one.
+    recipe = ("global_batch=20", "data.images=80", "mix.mixup=0.3")
+    layout = ("on.stages=2", "on.replicas=2", "on.splits=stage2", f"on.pipeline={order}", "on.bucket=0")
+    trial = SeenTrial(tmp_path, None, STEPS)
+    assert differs(run(tmp_path / "whole", *recipe), trial.finish(plan_of(*recipe, *layout))) <= EXACT
+    weights = [9, 14]
+    """Of stem and stage1, and of the rest."""
+    assert [trial.left_early(process) for process in range(4)] == [STEPS * count for count in weights * 2]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("splits", ["stage2", "head"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        ("optimizer={name: lamb, lr: 0.01}", "clip={value: 1, norm: 0.5, adaptive: 0.1}", "ema.decay=0.9"),
+        ("optimizer={name: muon, lr: 0.02}", "weight_decay.rate=0.01"),
+        ("optimizer={name: sgd, lr: 0.1}",),
+    ],
+    ids=["lamb", "muon", "without-state"],
+)
+def test_each_stage_may_keep_its_state_in_shares_of_its_replicas(
+    tmp_path: Path, optimizer: tuple[str, ...], splits: str
+) -> None:
+    layout = ("on.stages=2", "on.replicas=2", f"on.splits={splits}", "on.shard=optimizer")
+    shares = run(tmp_path / "shares", *optimizer, *layout)
+    assert differs(run(tmp_path / "whole", *optimizer), shares) <= EXACT
+
+
 @pytest.mark.long
 def test_a_run_killed_as_a_pipeline_goes_on_whole_and_the_other_way_round(tmp_path: Path) -> None:
-    undisturbed = run(tmp_path / "undisturbed", "ema.decay=0.9")
-    layouts: tuple[list[str], ...] = ([], ["on.stages=2"], ["on.stages=3", "on.replicas=2"])
-    for number, (first, second) in enumerate([(0, 1), (1, 0), (1, 2), (1, 1)]):
+    recipe = ("ema.decay=0.9", "optimizer={name: adamw, lr: 0.01, epsilon: 0.01}")
+    undisturbed = run(tmp_path / "undisturbed", *recipe)
+    shares = ["on.stages=2", "on.replicas=2", "on.shard=optimizer"]
+    layouts: tuple[list[str], ...] = ([], ["on.stages=2"], ["on.stages=3", "on.replicas=2"], shares)
+    for number, (first, second) in enumerate([(0, 1), (1, 0), (1, 2), (1, 1), (3, 0), (0, 3), (3, 2)]):
         folder = tmp_path / str(number)
         folder.mkdir()
         trial = Trial(folder, None, STEPS)
-        assert 1 <= trial.kill_after(plan_of("ema.decay=0.9", *layouts[first]), 1) < STEPS
-        resumed = trial.finish(plan_of("ema.decay=0.9", *layouts[second]))
+        assert 1 <= trial.kill_after(plan_of(*recipe, *layouts[first]), 1) < STEPS
+        resumed = trial.finish(plan_of(*recipe, *layouts[second]))
         assert differs(undisturbed, resumed) <= EXACT
 
 

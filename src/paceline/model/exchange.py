@@ -37,14 +37,16 @@ class GradientBuckets:
                 parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._on_gradient(bucket))
 
     @contextmanager
-    def micro_batch(self, last: bool) -> Iterator[None]:
-        """Enclose the passes of a micro-batch; in those of a step's last one, buckets leave as soon as they are full.
+    def micro_batches(self, count: int) -> Iterator[None]:
+        """Enclose the passes of a step's micro-batches; a bucket leaves once all of these have given its gradients.
 
-        If a pass fails, the gradients of the step are dropped.
+        No pass waits for a bucket. A stage of a pipeline sends its own in its last backward pass, which needs nothing
+        from stages before it any more. So processes cannot wait for each other in a circle, even where a device does
+        one exchange after the other. If a pass fails, the gradients of the step are dropped.
         """
         for bucket in self._buckets:
-            bucket.missing = len(bucket.parameters)
-        self._leaving = last
+            bucket.missing = count * len(bucket.parameters)
+        self._leaving = True
         try:
             yield
         except BaseException:
@@ -74,7 +76,7 @@ class GradientBuckets:
         return sums
 
     def _on_gradient(self, bucket: _Bucket) -> None:
-        """Send the buckets that are full now that one more gradient is complete, unless an earlier one is not."""
+        """Send the buckets that are full now that one more gradient has come, unless an earlier one is not."""
         if self._leaving:
             bucket.missing -= 1
             while len(self._works) < len(self._buckets) and not self._buckets[len(self._works)].missing:
@@ -97,8 +99,8 @@ class _Bucket:
         self, parameters: Sequence[nn.Parameter], device: torch.device, dtype: torch.dtype, sent_as: torch.dtype
     ) -> None:
         self.parameters = parameters
-        self.missing = len(parameters)
-        """How many gradients this micro-batch has yet to complete."""
+        self.missing = 0
+        """How many gradients are yet to come, one for each parameter from each micro-batch."""
         self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=dtype, device=device)
         self.sent = self.flat if sent_as == dtype else torch.zeros_like(self.flat, dtype=sent_as)
         """What travels: the flat tensor itself, or a copy of it in a smaller type."""

@@ -102,8 +102,7 @@ class Staged(Whole):
             sums.add_(torch.stack([loss.detach(), hits]))
             return loss if loss_scale is None else loss * loss_scale
 
-        # Buckets leave once all passes are done, when no stage waits for another any more.
-        with self._buckets.micro_batch(last=False):
+        with self._buckets.micro_batches(len(batches)):
             self._pipeline(batches).step(Passes(forward, loss))
         return sums
 

@@ -84,14 +84,14 @@ class Whole:
         hits: list[Tensor] = []
         if begin == 0:
             self._begin()
-        for index, batch in enumerate(batches, begin):
-            images, labels, weights = self._mixed(batch)
-            with self._buckets.micro_batch(last=index == begin + len(batches) - 1):
+        with self._buckets.micro_batches(len(batches)):
+            for index, batch in enumerate(batches, begin):
+                images, labels, weights = self._mixed(batch)
                 heads = self._class_scores(images, self._pass(index, batch))
                 loss = self._loss(heads, labels, weights)
                 (loss if loss_scale is None else loss * loss_scale).backward()
-            losses.append(loss.detach())
-            hits.append((heads[0].detach().argmax(1) == batch.labels).sum(dtype=self.dtype))
+                losses.append(loss.detach())
+                hits.append((heads[0].detach().argmax(1) == batch.labels).sum(dtype=self.dtype))
         if not batches:
             return torch.zeros(len(TRAIN_SUMS), dtype=self.dtype, device=self.device)
         return torch.stack([sum(losses[1:], losses[0]), sum(hits[1:], hits[0])])
