@@ -187,6 +187,12 @@ class Plan:
         return self.rhythm(every) if isinstance(every, Duration) else None
 
     @cached_property
+    def samples(self) -> Rhythm | None:
+        """When a picture of a step's images is written; None where none ever is."""
+        every = self.placement.samples
+        return self.rhythm(every) if isinstance(every, Duration) else None
+
+    @cached_property
     def averaged_steps(self) -> list[int]:
         """The steps whose checkpoints the end of the run averages, which are saved whatever else is."""
         if self.recipe.average.last is None:

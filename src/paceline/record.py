@@ -34,6 +34,8 @@ from paceline.stages import stage_numbers
 Row = dict[str, Any]
 
 PLAN, RECORD, FOLLOWED, REPORT = "plan.yaml", "record.jsonl", "follow.jsonl", "report.html"
+SAMPLES = "samples"
+"""The folder of pictures of the images of steps, and the kind of the rows that name them."""
 Mode = Literal["own", "append", "read"]
 INTACT = "all checkpoints so far are intact"
 """What to know when the disk refuses a row."""
@@ -197,7 +199,8 @@ def judged_rows(folder: Path) -> list[Row]:
 
 
 _STEPPED = (
-    "start", "report", "validation", "test", "average", "checkpoint", "stop", "end", "interrupted", "histograms",
+    "start", "report", "validation", "test", "average", "checkpoint", "stop", "end", "interrupted",
+    "histograms", "samples",
 )  # fmt: skip
 _NUMBER = (int, float)
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
@@ -213,6 +216,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     },
     "average": {"top1": _NUMBER, "steps": (list,)},
     "histograms": {"file": (str,)},
+    "samples": {"file": (str,), "classes": (list,)},
 }
 """What rows hold that are read back; not finite numbers are null."""
 

@@ -17,7 +17,7 @@ from image_files import PAGE, WRITERS, clean_pictures
 from paceline.data.index.label_file import read_relabels
 from paceline.data.index.scan import open_index
 from paceline.record import REPORT
-from paceline.reporting.page import PLOTLY, SAMPLES
+from paceline.reporting.page import PLOTLY, SEEN
 from paceline.reporting.pictures import ValidationPictures
 from paceline.reporting.shown_run import read_run
 from paceline.settings.build import build
@@ -65,7 +65,7 @@ def test_a_run_leaves_a_report_of_its_end(trained: Path) -> None:
     assert "came to its end" in text
     assert "Worst mistakes" in text
     assert (trained / "run" / PLOTLY).is_file()
-    samples = json.loads((trained / "run" / SAMPLES).read_text())["samples"]
+    samples = json.loads((trained / "run" / SEEN).read_text())["samples"]
     assert [len(sample["shown"]) for sample in samples] == [2] * 12
     shown = [address for address in Elements(text).all("src") if address.startswith("data:image/")]
     assert len(shown) >= 24 + 5

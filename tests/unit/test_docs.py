@@ -45,6 +45,7 @@ ELSEWHERE = {
     "averaged/", "validation/", "test/", "test/quarantine.jsonl", "train/", "val/", "stage1/unit1.conv1.weight",
     "stage1/unit1.conv1.weight.momentum", "tensorboard/", "wandb/", "mlflow.db", "training/loss", "validation/top1",
     "average/top1", "weights/stem.conv.weight", "gradients/stem.conv.weight",
+    "samples/images",
 }  # fmt: skip
 """Paths in the folders of runs and of users' images, names of parameters, and keys in trackers."""
 

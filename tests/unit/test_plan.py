@@ -47,7 +47,7 @@ def test_what_the_design_calls_layout_and_arithmetic_is_marked_so() -> None:
     assert {"replicas", "micro_batch", "loader_workers", "data_on_device"} <= set(placement.keys("layout"))
     assert {"device", "precision", "compile", "deterministic"} <= set(placement.keys("arithmetic"))
     keeping = {"about", "save", "save_offset", "keep_last", "keep_best", "keep_every", "sinks", "time_limit"}
-    assert keeping | {"histograms"} == set(placement.keys("keeping"))
+    assert keeping | {"histograms", "samples"} == set(placement.keys("keeping"))
 
 
 def test_no_auto_is_left_in_a_plan() -> None:

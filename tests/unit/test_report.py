@@ -160,7 +160,7 @@ def test_nothing_that_users_wrote_is_taken_for_markup(tmp_path: Path) -> None:
         {"kind": "note", "text": EVIL, "warning": True}, {"kind": "failed", "why": EVIL},
     ])  # fmt: skip
     write_answers(folder, [EVIL, "b"], [[1, 2], [0, 1]], [(EVIL, EVIL, "b", 0.1, 0.9, 2.0)])
-    (folder / page.SAMPLES).write_text(json.dumps({"samples": [{"class": EVIL, "shown": [EVIL, 'data:image/"x']}]}))
+    (folder / page.SEEN).write_text(json.dumps({"samples": [{"class": EVIL, "shown": [EVIL, 'data:image/"x']}]}))
     other = write_run(tmp_path / "other", "seed=2")
     for made in (read(folder), read(folder, other)):
         assert not [tag for tag, attributes in made.tags if any(name.startswith("on") for name in attributes)]

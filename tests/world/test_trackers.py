@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import io
 import json
 import sqlite3
 import struct
@@ -12,14 +14,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from processes import Training, newest_step, write_small
 
 from paceline.record import latest, rows_of
 from paceline.sink.csv import TRAINING, VALIDATION
 from paceline.sink.tracked import TRACKED, tracked
 
-Value = float | list[int]
-"""A number, or the counts of a histogram."""
+Value = float | list[int] | str
+"""A number, the counts of a histogram, or what stands for the pixels of a picture."""
 Item = tuple[str, int, Value]
 Numbers = dict[tuple[str, int], Value]
 CLOCK = {"step_seconds", "images_per_second", "waiting", "total_seconds", "seconds", "memory"}
@@ -35,12 +38,18 @@ def gathered(items: Iterator[Item]) -> Numbers:
     return numbers
 
 
+def pixels(content: bytes) -> str:
+    with Image.open(io.BytesIO(content)) as image:
+        return hashlib.sha256(image.convert("RGB").tobytes()).hexdigest()
+
+
 def of_record(run: Path) -> Iterator[Item]:
     for kind in TRACKED:
         for row in latest(rows_of(run), kind):
             for one in tracked(row, run):
                 yield from ((key, one.step, value) for key, value in one.numbers.items())
                 yield from ((key, one.step, histogram.counts) for key, histogram in one.histograms.items())
+                yield from ((key, one.step, pixels(each.path.read_bytes())) for key, each in one.pictures.items())
 
 
 def of_tables(run: Path) -> Iterator[Item]:
@@ -61,6 +70,8 @@ def of_tensorboard(run: Path) -> Iterator[Item]:
             for value in event.summary.value:
                 if value.HasField("histo"):
                     yield value.tag, event.step, [int(count) for count in value.histo.bucket]
+                elif value.HasField("image"):
+                    yield value.tag, event.step, pixels(value.image.encoded_image_string)
                 elif value.tag != "settings":
                     yield value.tag, event.step, value.simple_value
 
@@ -73,6 +84,9 @@ def of_mlflow(run: Path) -> Iterator[Item]:
     for path in run.glob("mlflow/*/artifacts/*/step-*.json"):
         for key, histogram in json.loads(path.read_text()).items():
             yield key, int(path.stem.removeprefix("step-")), histogram["counts"]
+    for path in run.glob("mlflow/*/artifacts/images/*.png"):
+        key, _, step, *_ = path.name.split("+")
+        yield key.replace("~", "/"), int(step), pixels(path.read_bytes())
 
 
 def wandb_records(path: Path) -> Iterator[bytes]:
@@ -101,6 +115,8 @@ def of_wandb(run: Path) -> Iterator[Item]:
                 for (_, key, *field), value in row.items():
                     if "/" in key and field in ([], ["values"]):  # of a histogram
                         yield key, row["", "step"], value
+                    elif field == ["path"]:  # of a picture
+                        yield key, row["", "step"], pixels((path.parent / "files" / value).read_bytes())
 
 
 READERS = {"csv": of_tables, "tensorboard": of_tensorboard, "wandb": of_wandb, "mlflow": of_mlflow}
@@ -112,7 +128,8 @@ def check_same(run: Path, names: list[str], lost: int = 0) -> None:
     As the docs say of Weights & Biases, rows of so many steps may have been on their way there when a kill came.
     """
     whole = gathered(of_record(run))
-    assert {key.partition("/")[0] for key, _ in whole} == {"training", "validation", "weights", "gradients"}
+    sections = {"training", "validation", "weights", "gradients", "samples"}
+    assert {key.partition("/")[0] for key, _ in whole} == sections
     for name in names:
         numbers = gathered(READERS[name](run))
         if name != "csv":
@@ -121,14 +138,16 @@ def check_same(run: Path, names: list[str], lost: int = 0) -> None:
             assert len(missing) <= lost, missing
         for (key, step), value in numbers.items():
             if key.partition("/")[2] not in CLOCK:
-                assert value == pytest.approx(whole[key, step], rel=1e-6, abs=1e-9), (name, key, step)
+                expected = whole[key, step]
+                near = pytest.approx(expected, rel=1e-6, abs=1e-9) if isinstance(expected, float) else expected
+                assert value == near, (name, key, step)
 
 
 def start(folder: Path, names: list[str]) -> Training:
     recipe = write_small(folder, epochs="8", report="2 steps")
     sinks = f"on.sinks=[{', '.join(names)}]"
-    words = ("--out", "run", "on.save=7 steps", "on.cpu_threads=1", "on.histograms=2 epochs", sinks)
-    return Training(folder, "train", recipe, *words)
+    shown = ("on.histograms=2 epochs", "on.samples=2 epochs")
+    return Training(folder, "train", recipe, "--out", "run", "on.save=7 steps", "on.cpu_threads=1", *shown, sinks)
 
 
 def test_tensorboard_holds_the_numbers_of_the_tables(tmp_path: Path) -> None:
@@ -148,7 +167,7 @@ def test_a_tracker_has_each_number_once_after_a_kill_and_a_resume(
     names, run = ["csv", name], tmp_path / "run"
     recipe = write_small(tmp_path, epochs="4000", report="25 steps")
     words = ["train", recipe, "--out", "run", "on.save=35 steps", "on.cpu_threads=1", "evaluate.every=50 steps"]
-    words.append("on.histograms=25 steps")
+    words += ["on.histograms=25 steps", "on.samples=75 steps"]
 
     def tracks() -> bool:
         """Whether the tracker has got reports that come after the newest checkpoint."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.command.data_source import existing_folder, read_settings
 from paceline.command.tables import show_facts, show_rows
@@ -15,15 +14,11 @@ from paceline.data.index.table import Index
 from paceline.errors import DataError, SpecError
 from paceline.files import disk_faults
 from paceline.job import plan_job, read_placement, read_recipe
-from paceline.numpy_types import UInt8s
 from paceline.progress import progress_bar
 from paceline.settings.build import build
 from paceline.settings.data import Data, Files
 from paceline.settings.read import Tree, parse
 from paceline.settings.recipe import Recipe
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as PILImage
 
 _PAGE = (
     "{model: resnet8, global_batch: 16, epochs: 90, optimizer: {name: sgd, lr: 0.1}, schedule: constant, "
@@ -32,9 +27,7 @@ _PAGE = (
 """The recipe of a sheet for which none is given: the usual crop and flip."""
 _MOST_CLASSES = 12
 """Up to so many classes are all listed; of more, the first and the last few."""
-_COLUMNS, _IMAGES = 8, 16
-_GAP, _BETWEEN, _CAPTION = 12, 2, 14
-"""Pixels between pairs, between the images of a pair, and for the name above them."""
+_IMAGES, _COLUMNS = 16, 8
 
 
 def run(source: Path, words: list[str], sheet: Path | None, as_json: bool) -> None:
@@ -118,34 +111,12 @@ def _write_sheet(recipe: Recipe, index: Index, sheet: Path) -> None:
     placement, placed = read_placement(None, ["on.device=cpu", "on.replicas=1"])
     plan = plan_job("show", recipe.model_copy(update={"data": counted}), placement, folder, Tree(), placed).plan
     names = _class_names(counted, folder)
+    from paceline.data.inspect.contact_sheet import contact_sheet
     from paceline.data.inspect.samples import draw_samples
 
     pairs = [(names[sample.image], sample.shown) for sample in draw_samples(plan, folder, _IMAGES)]
     with disk_faults(DataError, sheet, "cannot be written"):
-        _draw(pairs, plan.facts.side).save(sheet, "PNG")
-
-
-def _draw(pairs: list[tuple[str, list[UInt8s]]], side: int) -> PILImage:
-    """Pairs of images under the names of their classes; what belongs together stands close."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    wide, tall = side + _GAP, _CAPTION + 2 * side + _BETWEEN + _GAP
-    page = Image.new("RGB", (_COLUMNS * wide + _GAP, -(-len(pairs) // _COLUMNS) * tall + _GAP), "white")
-    pen, font = ImageDraw.Draw(page), ImageFont.load_default()
-    for number, (name, images) in enumerate(pairs):
-        left, top = number % _COLUMNS * wide + _GAP, number // _COLUMNS * tall + _GAP
-        pen.text((left, top), _cut_to(side, name, lambda text: pen.textlength(text, font)), "black", font)
-        for below, pixels in enumerate(images):
-            page.paste(Image.fromarray(pixels), (left, top + _CAPTION + below * (side + _BETWEEN)))
-    return page
-
-
-def _cut_to(width: int, name: str, length: Callable[[str], float]) -> str:
-    """As much of a name as fits; characters that the font may not have are shown by their numbers."""
-    text = name.encode("ascii", "backslashreplace").decode()
-    while text and length(text) > width:
-        text = text[:-1]
-    return text
+        contact_sheet(pairs, _COLUMNS).save(sheet, "PNG")
 
 
 def _class_names(data: Data, folder: Path) -> list[str]:

@@ -22,7 +22,7 @@ from paceline.reporting.shown_run import ShownRun, as_decimal, as_percent, numbe
 from paceline.reporting.timeline import origin, timeline
 from paceline.visible import long_time, plural
 
-PLOTLY, SAMPLES = "plotly.min.js", "samples.json"
+PLOTLY, SEEN = "plotly.min.js", "samples.json"
 
 
 def write_report(runs: list[ShownRun], path: Path, script: Path | None = None) -> None:
@@ -169,7 +169,7 @@ def _about_one(run: ShownRun, several: bool) -> Html:
 def _samples(run: ShownRun) -> Html | None:
     """Training images as the network saw them, which the run has drawn when it started."""
     try:
-        rows = json.loads(read_whole(run.folder / SAMPLES))["samples"]
+        rows = json.loads(read_whole(run.folder / SEEN))["samples"]
         drawn = [_sample(str(row["class"]), [str(shown) for shown in row["shown"]]) for row in rows]
     except (OSError, ValueError, KeyError, TypeError):
         return None

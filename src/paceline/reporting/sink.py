@@ -14,7 +14,7 @@ from paceline.data.inspect.samples import draw_samples
 from paceline.files import write_whole
 from paceline.planning import Plan
 from paceline.record import REPORT, Row, Run, Sink
-from paceline.reporting.page import PLOTLY, SAMPLES, write_report
+from paceline.reporting.page import PLOTLY, SEEN, write_report
 from paceline.reporting.pictures import picture
 from paceline.reporting.shown_run import read_run
 from paceline.settings.data import Made
@@ -67,7 +67,7 @@ class ReportSink(Sink):
         """Write the page; whatever goes wrong is told by the training thread."""
         try:
             folder = self._run.folder
-            if samples and not (folder / SAMPLES).is_file() and not isinstance(self._plan.data, Made):
+            if samples and not (folder / SEEN).is_file() and not isinstance(self._plan.data, Made):
                 write_samples(self._plan, folder, self._data_folder)
             write_report([read_run(folder, self._data_folder)], folder / REPORT, folder / PLOTLY)
         except Exception as fault:  # noqa: BLE001 - a report is never worth a run
@@ -84,4 +84,4 @@ def write_samples(plan: Plan, folder: Path, data_folder: Path | None) -> None:
         }
         for sample in draw_samples(plan, data_folder, _IMAGES)
     ]
-    write_whole(folder / SAMPLES, json.dumps({"samples": samples}))
+    write_whole(folder / SEEN, json.dumps({"samples": samples}))

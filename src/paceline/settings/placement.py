@@ -193,6 +193,9 @@ class Placement(Settings):
     histograms: Annotated[IntervalOrNever, Field(json_schema_extra=KEEPING)] = "never"
     """How often, and after the last step, histograms of each weight and its gradient are written, for trackers: epochs,
     steps, images or %; or never."""
+    samples: Annotated[IntervalOrNever, Field(json_schema_extra=KEEPING)] = "never"
+    """How often a picture of the first images of a step is written, as the network sees them, for trackers: epochs,
+    steps, images or %; or never."""
     sinks: Annotated[tuple[SinkName, ...], Field(json_schema_extra=KEEPING)] = (
         "console",
         "csv",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -13,11 +14,14 @@ from paceline import checkpoint
 from paceline.files import write_whole
 from paceline.histogram import GROUPS
 from paceline.planning import Plan
+from paceline.record import SAMPLES
 from paceline.sink.tracked import SECTIONS, TrackedRow, tracked_settings
 
 MLFLOW, MLFLOW_DATABASE, MLFLOW_FILES = "mlflow.id", "mlflow.db", "mlflow"
 """The id of the run there, the sqlite file, and the folder of what is no number."""
 _STATUS = {"end": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+_FILES = [(group, group, r"step-(\d+)\.json") for group in GROUPS] + [(SAMPLES, "images", r"\+step\+(\d+)\+")]
+"""Sections that are files there: their folders, and how the names of the files tell a step."""
 _MOST = 100
 """Settings that MLflow takes at a time, and characters of the longest value it takes."""
 _LONGEST = 6000
@@ -51,10 +55,10 @@ class MLflow:
             history = self._client.get_metric_history(self._id, f"{section}/epoch")  # every row has it
             if history:
                 last[section] = max(metric.step for metric in history)
-        for group in GROUPS:
-            names = [Path(file.path).stem for file in self._client.list_artifacts(self._id, group)]
-            if names:
-                last[group] = max(int(name.removeprefix("step-")) for name in names)
+        for section, files, pattern in _FILES:
+            found = [re.search(pattern, file.path) for file in self._client.list_artifacts(self._id, files)]
+            if steps := [int(match[1]) for match in found if match]:
+                last[section] = max(steps)
         return last
 
     def send(self, row: TrackedRow) -> None:
@@ -64,6 +68,11 @@ class MLflow:
         if row.histograms:  # of which it draws none
             text = json.dumps({key: asdict(one) for key, one in row.histograms.items()})
             self._client.log_text(self._id, text, f"{row.section}/{checkpoint.name_of(row.step)}.json")
+        from PIL import Image  # noqa: PLC0415 - MLflow takes open pictures
+
+        for key, picture in row.pictures.items():
+            with Image.open(picture.path) as image:
+                self._client.log_image(self._id, image, key=key, step=row.step, synchronous=True)
 
     def close(self, kind: str) -> None:
         self._client.set_terminated(self._id, _STATUS[kind])

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.histogram import Histogram
 from paceline.planning import Plan
-from paceline.sink.tracked import TrackedRow, tracked_settings
+from paceline.sink.tracked import Picture, TrackedRow, tracked_settings
 
 EVENTS = "tensorboard"
 """The folder of the event files; `tensorboard --logdir` takes it, the run folder or the folder of all runs."""
@@ -44,7 +44,8 @@ class TensorBoard:
         value = self._summary.Value
         numbers = [value(tag=key, simple_value=number) for key, number in row.numbers.items()]
         histograms = [value(tag=key, histo=self._histogram_of(one)) for key, one in row.histograms.items()]
-        self._write(row.step, numbers + histograms)
+        pictures = [value(tag=key, image=self._image_of(one)) for key, one in row.pictures.items()]
+        self._write(row.step, numbers + histograms + pictures)
 
     def close(self, _kind: str) -> None:
         self._writer.close()
@@ -52,6 +53,14 @@ class TensorBoard:
     def _histogram_of(self, one: Histogram) -> Any:
         limits = one.edges[1:]
         return self._histogram(min=one.low, max=one.high, num=sum(one.counts), bucket_limit=limits, bucket=one.counts)
+
+    def _image_of(self, one: Picture) -> Any:
+        from PIL import Image  # noqa: PLC0415 - few rows have pictures
+
+        with Image.open(one.path) as image:
+            width, height = image.size
+        content = one.path.read_bytes()
+        return self._summary.Image(width=width, height=height, colorspace=3, encoded_image_string=content)
 
     def _write(self, step: int, values: list[Any]) -> None:
         event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=values))

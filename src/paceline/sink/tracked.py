@@ -5,17 +5,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from paceline.histogram import HISTOGRAMS, Histogram, read_histograms
 from paceline.planning import Plan
-from paceline.record import Row
+from paceline.record import SAMPLES, Row
 from paceline.settings.read import flow, values_by_address
 
 SECTIONS = {"report": "training", "validation": "validation", "average": "average"}
 """The kinds of rows whose numbers trackers show, and what the keys of these begin with."""
-TRACKED = (*SECTIONS, HISTOGRAMS)
+PICTURE = f"{SAMPLES}/images"
+TRACKED = (*SECTIONS, HISTOGRAMS, SAMPLES)
 """All kinds of rows that trackers show."""
+
+
+class Picture(NamedTuple):
+    """A picture in a file."""
+
+    path: Path
+    caption: str
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,7 @@ class TrackedRow:
     step: int
     numbers: dict[str, float] = field(default_factory=dict)
     histograms: dict[str, Histogram] = field(default_factory=dict)
+    pictures: dict[str, Picture] = field(default_factory=dict)
 
 
 class Tracker(Protocol):
@@ -47,6 +56,9 @@ def tracked(row: Row, folder: Path) -> list[TrackedRow]:
     step = row["step"]
     if row["kind"] == HISTOGRAMS:
         return [TrackedRow(group, step, histograms=each) for group, each in _histograms(folder / row["file"]).items()]
+    if row["kind"] == SAMPLES:
+        picture = Picture(folder / row["file"], ", ".join(map(str, row["classes"])))
+        return [TrackedRow(SAMPLES, step, pictures={PICTURE: picture})] if picture.path.is_file() else []
     section = SECTIONS[row["kind"]]
     numbers = {
         f"{section}/{field}": float(value)

@@ -28,7 +28,7 @@ class WeightsAndBiases:
     def __init__(self, plan: Plan, folder: Path) -> None:
         import wandb  # noqa: PLC0415 - only who asks for it needs the package
 
-        self._histogram = wandb.Histogram
+        self._histogram, self._image = wandb.Histogram, wandb.Image
         self._path = folder / WANDB
         old = json.loads(self._path.read_text()) if self._path.is_file() else None
         self._sent = old or {"id": uuid.uuid4().hex[:8], "rows": 0, "last_steps": {}}
@@ -61,7 +61,8 @@ class WeightsAndBiases:
             key: self._histogram(np_histogram=(np.array(one.counts), np.array(one.edges)))
             for key, one in row.histograms.items()
         }
-        self._run.log({**row.numbers, **histograms, "step": row.step}, step=number, commit=True)
+        pictures = {key: self._image(str(one.path), caption=one.caption) for key, one in row.pictures.items()}
+        self._run.log({**row.numbers, **histograms, **pictures, "step": row.step}, step=number, commit=True)
 
     def close(self, kind: str) -> None:
         self._run.finish(exit_code=int(kind == "failed"))

@@ -41,7 +41,7 @@ def train(session: Session) -> bool:
                 compare_replicas(session.world, state)
                 row = run.write("report", **clock.report(state, session.gradient_norm.value))
                 stop_on_bad_steps(session, row)
-            show(session, clock)
+            show(session, clock, batches)
             if validations and (session.is_done() or validations.due(state.step)):
                 validate(session, clock)
             planned = (saves and saves.due(state.step)) or state.step in plan.averaged_steps

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from paceline.augment.pipeline import Augmentation
+from paceline.augment.pipeline import Augmentation, Draws
 from paceline.data.load.arrays import Source, open_source
 from paceline.data.load.files import FileLoader
 from paceline.data.load.image_files import open_splits
@@ -61,9 +62,7 @@ def _seen_at(plan: Plan, folder: Path | None, source: Source | None, position: i
     sees it, before mixing and normalization."""
     # The layout that gives one replica exactly this image: whatever the layout, the image is the same.
     layout = {"micro_batch": 1, "replicas": plan.global_batch, "decoded_validation": False, "loader_workers": 1}
-    data = plan.data.model_copy(update={"normalize": "mean"})
-    recipe = plan.recipe.model_copy(update={"data": data})
-    plan = replace(plan, recipe=recipe, placement=plan.placement.model_copy(update=layout))
+    plan = replace(plan, placement=plan.placement.model_copy(update=layout))
     device = torch.device("cpu")
     step, replica = divmod(position, plan.global_batch)
     if source is not None:
@@ -71,15 +70,25 @@ def _seen_at(plan: Plan, folder: Path | None, source: Source | None, position: i
         with closing(loader.training(step)) as shares:
             (batch,) = next(shares)
     else:
-        assert isinstance(data, Files)
+        assert isinstance(plan.data, Files)
         assert folder is not None
         files = FileLoader(
-            plan, partial(open_splits, plan, data, folder), replica, device, Quarantine(None, most=plan.facts.images)
+            plan,
+            partial(open_splits, plan, plan.data, folder),
+            replica,
+            device,
+            Quarantine(None, most=plan.facts.images),
         )
         with closing(files), closing(files.training(step)) as shares:
             (batch,) = next(shares)
-    augment = Augmentation(plan, device)
     assert batch.draws is not None
-    (image,) = augment.unmixed(augment.prepare(batch.images, batch.draws), batch.draws)
-    colors = image + torch.tensor(data.mean).view(-1, 1, 1) * 255
-    return int(batch.labels[0]), colors.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
+    (pixels,) = pixels_seen(plan, batch.images, batch.draws)
+    return int(batch.labels[0]), pixels
+
+
+def pixels_seen(plan: Plan, images: Tensor, draws: Draws) -> list[UInt8s]:
+    """What the network sees of 8-bit training images on the host, before mixing, as pixels again."""
+    data = plan.data.model_copy(update={"normalize": "mean"})
+    augment = Augmentation(replace(plan, recipe=plan.recipe.model_copy(update={"data": data})), images.device)
+    colors = augment.unmixed(augment.prepare(images, draws), draws) + torch.tensor(data.mean).view(-1, 1, 1) * 255
+    return list(colors.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy())
