@@ -67,7 +67,7 @@ def test_the_wheel_trains_where_nothing_else_is_installed(built: Path) -> None:
         assert "top-1" in run("venv/bin/paceline", "train", "epochs=0.5", "--out", "run")
         assert "came to its end" in Path(folder, "run/report.html").read_text()
         run("venv/bin/paceline", "validate", "run")
-        run("venv/bin/paceline", "predict", "run", str(ROOT / "docs/report.png"))
+        run("venv/bin/paceline", "predict", "run", str(ROOT / "docs/pictures/report-light.png"))
         checked = run("venv/bin/paceline", "doctor")
         assert "FAILED" not in checked
         assert str(Path(folder).resolve() / "venv") in checked

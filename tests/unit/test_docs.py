@@ -52,7 +52,9 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target, heading in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
+    text = page.read_text()
+    shown = [(target, "") for target in re.findall(r'(?:src|srcset)="([^"]*)"', text)]
+    for target, heading in [*re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text), *shown]:
         if not target.startswith("http"):
             linked = page.parent / target if target else page
             assert linked.exists(), f"{page.name} links to {target}"
@@ -63,6 +65,24 @@ def headings(page: Path) -> set[str]:
     """The anchors of a page, as GitHub makes them."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_figures_of_the_readme_stand_in_the_records_that_they_link_to() -> None:
+    row = r"^\| (.*) \| (.*) \| \[.*?\]\((docs/results/.*?\.md)(?:#.*?)?\) \|$"
+    rows = re.findall(row, (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(rows) >= 5
+    for _, result, page in rows:
+        record = (ROOT / page).read_text()
+        figures = re.findall(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e-\d+)?", result)
+        assert figures
+        assert [figure for figure in figures if figure not in record] == []
+
+
+def test_pictures_are_small() -> None:
+    pictures = [path for path in (ROOT / "docs").rglob("*") if path.suffix in (".svg", ".png")]
+    assert {path.name: path.stat().st_size for path in pictures if path.stat().st_size > 300_000} == {}
+    drawn = [path.read_text() for path in pictures if path.suffix == ".svg"]
+    assert not any("@font-face" in text for text in drawn), "a page would ask another host for a font"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
