@@ -21,7 +21,7 @@ def agreement(plan: Plan, data_digest: str) -> dict[str, str]:
     recipe = json.loads(plan.recipe.model_dump_json())
     placement = json.loads(plan.placement.model_dump_json(include=shared_keys()))
     return {
-        "the code of Paceline": f"{__version__} {_code_digest()}",
+        "the code of Paceline": f"{__version__} {code_digest()}",
         "torch": metadata.version("torch"),
         "the index of the images": data_digest,
         **{key: _short(value) for key, value in recipe.items()},
@@ -55,7 +55,7 @@ def _short(value: object) -> str:
     return text if len(text) <= _SHOWN else _digest(text.encode())
 
 
-def _code_digest() -> str:
+def code_digest() -> str:
     """A digest of all source files of the package."""
     package = Path(__file__).parent
     files = sorted(package.rglob("*.py"))

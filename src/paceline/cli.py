@@ -19,7 +19,7 @@ from paceline.visible import visible_output
 from paceline.options import (
     Accelerator, Against, All, AllowDifference, BenchData, Checkpoint, CompareOn, CsvFile, DataFolder, DataWords,
     Details, Device, DeviceLink, Devices, DevicesPerHost, Evaluated, ExportFolder, ExportTo, Follow, GivenWords, Half,
-    HeatmapFolder, HostCount, HostLink, Hosts, Image, Json, MeasuredSpeed, NewRun, On, Once, OnWords, Out, Profile,
+    HeatmapFolder, HostCount, HostLink, Hosts, Image, Json, MeasuredSpeed, NewRun, On, Once, OnWords, Out, Probed, Profile,
     RecipeOrFolder, RecipeWord, Replicas, ReportFile, ResultFile, RunFolder, RunFolders, Scheduler, Seconds,
     SettingWords, Shell, SourceFolder, Target, TestFolder, Threshold, TimeLimit, Top, Until, Volume, path_of, time_words,
 )  # fmt: skip
@@ -159,7 +159,7 @@ def plan(
     rehearse: Annotated[int | None, typer.Option("--rehearse", metavar="RANK", min=0, help="Take one step as this one of on.replicas=N: what it sends, its memory.")] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of recipes and placements, for editors.")] = False,
     hosts: HostCount = None, devices_per_host: DevicesPerHost = None, link: HostLink = None, inside: DeviceLink = None,
-    measured: MeasuredSpeed = None,
+    measured: MeasuredSpeed = None, probe: Probed = False,
 ) -> None:  # fmt: skip
     """Print every number of a run without running it."""
     many = (hosts, devices_per_host, link, inside, measured)
@@ -167,12 +167,12 @@ def plan(
         from paceline.command import plan_hosts
 
         plan_hosts.run(
-            recipe, settings or [], data, on, replicas, device, plan_hosts.Hosts(*many), json, yaml or schema
+            recipe, settings or [], data, on, replicas, device, plan_hosts.Hosts(*many), json, yaml or schema or probe
         )
         return
     from paceline.command import plan as verb
 
-    verb.run(recipe, settings or [], data, on, replicas, device, json, yaml, schema, rehearse)
+    verb.run(recipe, settings or [], data, on, replicas, device, json, yaml, schema, rehearse, probe)
 
 
 @app.command(

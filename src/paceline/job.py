@@ -21,8 +21,8 @@ from paceline.machine import Machine, this_machine
 from paceline.model import tables
 from paceline.model.sources import follow_source
 from paceline.planning import Plan
+from paceline.probing import planned
 from paceline.progress import progress_bar
-from paceline.reconcile import make_plan
 from paceline.record import (
     FOLLOWED,
     PLAN,
@@ -249,7 +249,7 @@ def plan_job(
     data: Data = recipe.data
     machine, launch = this_machine(), launch or launched()
     network = tables.network_facts(recipe.model, data.facts)
-    plan = make_plan(recipe, placement, machine, network, launch, evaluates)
+    plan = planned(recipe, placement, machine, network, launch, evaluates)
     return Job(name, plan, placement, folder, written, placed, machine, launch, words, test)
 
 

@@ -42,24 +42,33 @@ def most_replicas_that_fit(
     return min(sorted({most, *(most - most % q for q in spans if q <= most)}, reverse=True), key=work)
 
 
-def images_that_fit(device: str, precision: str, processes: int, machine: Machine, network: NetworkFacts) -> int:
+def memory_of(device: str, processes: int, machine: Machine) -> int:
+    """Bytes that each of so many processes may take: all of its accelerator, or its share of a quarter of main memory.
+
+    A plan for another machine's accelerators, with none here to look at, assumes 16 GiB each.
+    """
+    return machine.accelerator_memory or 16 << 30 if device == "cuda" else machine.memory // 4 // processes
+
+
+def images_that_fit(device: str, precision: str, memory: int, network: NetworkFacts) -> int:
     """A simple memory rule: activations and as much again to work with, beside weights, gradients and momentum."""
     width = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}[precision]
-    # A plan for another machine's accelerators, with none here to look at, assumes 16 GiB each.
-    accelerator = machine.accelerator_memory or 16 << 30
-    memory = 0.8 * accelerator if device == "cuda" else 0.25 * machine.memory / processes
-    free = memory - 4 * max(4, width) * network.parameters
+    free = (0.8 if device == "cuda" else 1.0) * memory - 4 * max(4, width) * network.parameters
     return max(1, int(free / (2 * width * max(1, network.activations))))
 
 
 def best_micro_batch(recipe: Recipe, norm_batch: int | None, replicas: int, room: int, stages: int) -> int:
     """The size with the least work for the busiest replica, each forward pass counting as eight images more; in a
     pipeline the last stage waits for the first micro-batch, and the first stage for the last one's gradients."""
-    global_batch = recipe.global_batch
-    fitting = [m for m in divisors(global_batch) if fits(global_batch, norm_batch, replicas, m)]
-    fitting = [m for m in fitting if mixes(recipe, m)] or fitting
+    fitting = fitting_sizes(recipe, norm_batch, replicas)
     small = [m for m in fitting if m <= room] or fitting[:1]
-    return min(small, key=lambda m: (_work(global_batch, replicas, m, stages), -m))
+    return min(small, key=lambda m: (_work(recipe.global_batch, replicas, m, stages), -m))
+
+
+def fitting_sizes(recipe: Recipe, norm_batch: int | None, replicas: int) -> list[int]:
+    """The micro-batches that divide a step and cut no norm group, nor a block of images that are mixed if any can."""
+    sizes = [m for m in divisors(recipe.global_batch) if fits(recipe.global_batch, norm_batch, replicas, m)]
+    return [m for m in sizes if mixes(recipe, m)] or sizes
 
 
 def _work(global_batch: int, replicas: int, micro_batch: int, stages: int) -> int:

@@ -278,6 +278,9 @@ Profile = Annotated[
         help="Profile a few steps or batches into a folder: trace, kernels, memory.",
     ),
 ]
+Probed = Annotated[
+    bool, typer.Option("--probe", help="Measure a few small steps here, and predict what the run takes.")
+]
 HostCount = Annotated[
     int | None,
     typer.Option("--hosts", metavar="N", min=1, help="Predict the steps on N hosts; with the options that follow."),

@@ -23,6 +23,8 @@ class Plan:
     network: NetworkFacts
     evaluates: bool = False
     """Whether nothing is trained by it, so that its micro-batch may be one that no step is made of."""
+    chosen_by: str = "the placement"
+    """Where the micro-batch comes from: the placement, an estimate, or a probe."""
 
     @property
     def data(self) -> Data:

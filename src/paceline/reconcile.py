@@ -14,6 +14,7 @@ from paceline.layouts import (
     check_mixing,
     divisors,
     images_that_fit,
+    memory_of,
     most_replicas_that_fit,
 )
 from paceline.lengths import check_lengths
@@ -22,7 +23,7 @@ from paceline.planning import Plan, norm_batch_of
 from paceline.settings.augment import Augment, Crop
 from paceline.settings.data import Center, Data, Files, Made
 from paceline.settings.model import External, Residual
-from paceline.settings.placement import Placement, ResolvedPlacement
+from paceline.settings.placement import AUTO, Placement, ResolvedPlacement
 from paceline.settings.recipe import GroupNorm, Recipe
 from paceline.stages import check_stages
 
@@ -43,7 +44,9 @@ def make_plan(
     assert data is not None
     _check_files(recipe, data, placement.data_on_device)
     _check_recipe(recipe, data, network)
-    plan = Plan(recipe, _resolve(recipe, placement, data, machine, network, launch, evaluates), network, evaluates)
+    resolved = _resolve(recipe, placement, data, machine, network, launch, evaluates)
+    by = "an estimate" if placement.micro_batch == "auto" else "the placement"
+    plan = Plan(recipe, resolved, network, evaluates, by)
     check_lengths(plan)
     _check_blocks(plan)
     check_stages(plan)
@@ -174,22 +177,18 @@ def _resolve(
     precision = asked.precision if asked.precision != "auto" else "bf16" if device == "cuda" else "fp32"
     replicas = _replicas(asked, device, machine, launch)
     processes = replicas * asked.stages
-    if asked.decoder == "gpu" and (device != "cuda" or recipe.augment.python is not None):
-        why = "own functions work on the host" if recipe.augment.python else f"on.device is {device}"
-        raise PlanError(f"on.decoder=gpu decodes on a CUDA device, and {why}; write on.decoder=fast")
-    if asked.fp16_accumulation and (device, precision) != ("cuda", "fp16"):
-        raise PlanError(
-            f"on.fp16_accumulation sums products of float16 numbers on a CUDA device, and this is {precision} on "
-            f"{device}; write on.precision=fp16 on.device=cuda, or leave it out"
-        )
+    _check_device(recipe, asked, device, precision)
     n, stages = norm_batch_of(recipe, network), asked.stages
+
+    def room_for(replicas: int) -> int:
+        """How many images fit the memory of each of so many replicas, as far as a simple rule can say."""
+        return images_that_fit(device, precision, _memory(asked, device, replicas * stages, machine), network)
 
     def size_for(replicas: int) -> int:
         """The micro-batch of so many replicas."""
         if isinstance(asked.micro_batch, int):
             return asked.micro_batch
-        room = images_that_fit(device, precision, replicas * stages, machine, network)
-        return best_micro_batch(recipe, n, replicas, room, stages)
+        return best_micro_batch(recipe, n, replicas, room_for(replicas), stages)
 
     if asked.replicas == "auto" and not evaluates:
         replicas = most_replicas_that_fit(recipe.global_batch, n, replicas, stages, size_for)
@@ -207,6 +206,8 @@ def _resolve(
         "shard": asked.shard if replicas > 1 else "none",
         "offload": asked.offload if device == "cuda" else "none",
         "micro_batch": micro_batch,
+        "memory": _memory(asked, device, processes, machine),
+        "recompute": _recompute(asked, micro_batch <= room_for(replicas)),
         "data_on_device": _is_small(recipe, data) if asked.data_on_device == "auto" else asked.data_on_device,
         "decoder": "fast" if asked.decoder == "auto" else asked.decoder,
         "loss_scale": _loss_scale(asked.loss_scale, precision),
@@ -215,6 +216,37 @@ def _resolve(
         "cpu_threads": _threads("cpu_threads", asked.cpu_threads, cores, machine),
     }
     return ResolvedPlacement.model_construct(asked.model_fields_set, **{**dict(asked), **decided})
+
+
+def _check_device(recipe: Recipe, asked: Placement, device: str, precision: str) -> None:
+    """Refuse what this device does not do."""
+    if asked.decoder == "gpu" and (device != "cuda" or recipe.augment.python is not None):
+        why = "own functions work on the host" if recipe.augment.python else f"on.device is {device}"
+        raise PlanError(f"on.decoder=gpu decodes on a CUDA device, and {why}; write on.decoder=fast")
+    if asked.fp16_accumulation and (device, precision) != ("cuda", "fp16"):
+        raise PlanError(
+            f"on.fp16_accumulation sums products of float16 numbers on a CUDA device, and this is {precision} on "
+            f"{device}; write on.precision=fp16 on.device=cuda, or leave it out"
+        )
+
+
+def _memory(asked: Placement, device: str, processes: int, machine: Machine) -> int:
+    """What a process may take of its device's memory."""
+    if not isinstance(asked.memory, int):
+        return memory_of(device, processes, machine)
+    there = machine.accelerator_memory if device == "cuda" else machine.memory
+    if 0 < there < asked.memory:
+        raise PlanError(
+            f"on.memory is {asked.memory:,} bytes, and there are {there:,}; write at most that, or leave it out"
+        )
+    return asked.memory
+
+
+def _recompute(asked: Placement, fits: bool) -> tuple[str, ...]:
+    """What is computed again where nothing was measured: all or nothing, if that is left to the machine."""
+    if asked.recompute != AUTO:
+        return asked.recompute
+    return () if fits else ("all",)
 
 
 def _threads(key: str, asked: int | str, default: int, machine: Machine) -> int:

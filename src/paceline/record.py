@@ -352,6 +352,8 @@ def numbers_of(plan: Plan) -> Row:
         "replicas": plan.replicas,
         **stage_numbers(plan),
         "micro-batch": plan.micro_batch,
+        "micro-batch from": plan.chosen_by,
+        **({"recomputed": ", ".join(plan.recomputed)} if plan.recomputed else {}),
         "micro-batches per step": plan.micro_batches,
         "rounds per step": plan.rounds,
         "replicas without work": max(0, plan.replicas - plan.micro_batches),

@@ -11,14 +11,14 @@ from paceline.data.index import locate
 from paceline.errors import PlanError, SpecError
 from paceline.job import WHOLE, Job, check_folder, flag_words, plan_job, read_placement, read_recipe, read_words
 from paceline.model.packages import check_packages
+from paceline.probing import at_largest_side, made_augment
 from paceline.progress import progress_bar
 from paceline.reconcile import for_files, make_plan
 from paceline.record import PLAN, stored_plan
-from paceline.settings.augment import Augment, Crop, Mix
+from paceline.settings.augment import Augment, Mix
 from paceline.settings.build import build
 from paceline.settings.configurations import placement_of, stands_for
 from paceline.settings.data import Data, Files, Made, likeness
-from paceline.settings.duration import Duration
 from paceline.settings.placement import Placement
 from paceline.settings.read import Tree, dump, override, parse
 from paceline.settings.recipe import Recipe
@@ -134,7 +134,7 @@ def _with_data(name: str, recipe: Recipe, data: Path | None, evaluating: bool) -
     elif isinstance(settings, Made):
         cropped = ["augment.crop"] if isinstance(recipe.data, Files) else []
         if unused := dict.fromkeys([*cropped, *for_files(recipe.augment)]):
-            changes["augment"] = recipe.augment.model_copy(update={"crop": Crop(), "python": None})
+            changes["augment"] = made_augment(recipe)
             notes.append(f"left out, as only images in files need it: {', '.join(unused)}")
     return recipe.model_copy(update=changes), folder, notes
 
@@ -170,18 +170,12 @@ def _unknown(data: Files, evaluating: bool) -> list[str]:
 
 def _one_side(recipe: Recipe) -> tuple[Recipe, list[str]]:
     """The recipe with its largest image side from the first step on, and a note if it had several."""
-    assert recipe.data is not None
-    sides, whole = recipe.augment.side, recipe.data.facts.side
-    if not sides:
-        return recipe, []
-    begins = any(not Duration.parse(when).amount for when in sides)  # before the first, images have their own side
-    largest = max(sides.values()) if begins else whole
-    side = {} if largest == whole else {"0%": largest}
+    changed, sides = at_largest_side(recipe), recipe.augment.side
+    largest = changed.augment.side.get("0%", recipe.data.facts.side if recipe.data else 0)
     note = (
         f"the image side changes during this run; measured is its largest, {largest}, so the run takes less than the "
         "predicted time"
     )
-    changed = recipe.model_copy(update={"augment": recipe.augment.model_copy(update={"side": side})})
     return changed, [note] if {*sides.values(), largest} != {largest} else []
 
 

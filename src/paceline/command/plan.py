@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from paceline.command import plan_probe
 from paceline.command.notes import describe_found, index_of, notes_of, precision_notes
 from paceline.command.tables import show_facts, show_line, show_rows
 from paceline.data.index import locate
@@ -30,19 +31,22 @@ from paceline.visible import one_line
 
 def run(
     recipe: str | None, words: list[str], data: Path | None, page: str | None, replicas: int | None, device: str | None,
-    as_json: bool, as_yaml: bool, schema: bool, rehearsed: int | None = None,
+    as_json: bool, as_yaml: bool, schema: bool, rehearsed: int | None = None, probes: bool = False,
 ) -> None:  # fmt: skip
     """Print the plan as a table, as JSON, or as the resolved settings with where each value came from."""
     if schema:
         print(json.dumps({"recipe": Recipe.model_json_schema(), "placement": Placement.model_json_schema()}, indent=1))
         return
-    if as_yaml and rehearsed is not None:
-        raise SpecError("--yaml prints settings, and --rehearse runs them; write one of them")
+    if as_yaml + (rehearsed is not None) + probes > 1:
+        raise SpecError("--yaml prints settings, and --rehearse and --probe each run them; write one of them")
     if as_json and as_yaml:
         raise SpecError("--json and --yaml are two forms of one plan; write one of them")
     asked = ask(recipe, words, data)
     if rehearsed is not None:
         _rehearse(asked, page, replicas, device, rehearsed, as_json)
+        return
+    if probes:
+        plan_probe.run(asked, page, replicas, device, as_json)
         return
     job = make_job(asked.name, asked.words, asked.data, page, replicas, device, look=False, choices=asked.choices)
     if as_yaml:

@@ -101,7 +101,9 @@ def run(
 ) -> None:  # fmt: skip
     """Print what a step takes on these hosts, and how that changes with their number."""
     if other_form:
-        raise SpecError("--yaml and --schema are of the plan itself; for a prediction write --json, or nothing")
+        raise SpecError(
+            "--yaml, --schema and --probe are of the plan itself; for a prediction write --json, or nothing"
+        )
     cluster, count = _cluster(asked, replicas)
     measured = _measured(asked.measured)
     what = ask(recipe, words, data)

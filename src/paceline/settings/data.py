@@ -31,6 +31,9 @@ Normalization = Annotated[
 ]
 
 
+POOL = 256
+"""How many different images `generated` and `synthetic` sets have."""
+
 Part = Annotated[float, BeforeValidator(percent), Field(ge=0, lt=1)]
 Percent = Annotated[float, BeforeValidator(percent), Field(gt=0, le=1)]
 

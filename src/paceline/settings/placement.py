@@ -7,7 +7,7 @@ import re
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from paceline.settings.duration import ClockInterval, ClockTime, Duration, IntervalOrNever, Length, refuse_clock
 from paceline.settings.types import Count, Names, Settings
@@ -85,11 +85,25 @@ def _bytes(value: object) -> object:
     return size
 
 
-Size = Annotated[
-    int,
-    PlainValidator(_bytes),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]}),
-]
+def _memory(value: object) -> object:
+    """An amount of memory that something can be done with, or auto."""
+    size = value if value == "auto" else _bytes(value)
+    if not size:
+        raise ValueError(f"expected an amount of memory such as 20 GiB, or auto; found {value!r}")
+    return size
+
+
+_SIZES = [{"type": "integer", "minimum": 0}, {"type": "string"}]
+Size = Annotated[int, PlainValidator(_bytes), WithJsonSchema({"anyOf": _SIZES})]
+AutoSize = Annotated[int | Literal["auto"], PlainValidator(_memory), WithJsonSchema({"anyOf": _SIZES})]
+
+
+def _no_names(value: object) -> object:
+    """The word none means a list of no names."""
+    return () if value == "none" else value
+
+
+Cuts = Annotated[Names, BeforeValidator(_no_names)]
 
 
 SinkName = Literal["console", "csv", "log", "report", "tensorboard", "wandb", "mlflow"]
@@ -150,9 +164,13 @@ class Placement(Settings):
     auto does so on cuda with one replica, unless the network is compiled or state is offloaded."""
     deterministic: Annotated[bool, Field(json_schema_extra=ARITHMETIC)] = False
     """Only kernels that give the same bits each time, so that a resume on an accelerator is exact too."""
-    recompute: Annotated[Names, Field(json_schema_extra=LAYOUT)] = ()
+    memory: Annotated[AutoSize, Field(json_schema_extra=LAYOUT)] = "auto"
+    """The most of its device's memory that a process may take, such as 20 GiB: micro_batch and recompute are chosen by
+    it, and torch keeps to it on cuda; auto is all of it, and on a CPU a quarter of main memory for all processes."""
+    recompute: Annotated[Cuts, Field(json_schema_extra=LAYOUT)] = ()
     """Cut the network before these blocks (stage2 means each block of stage2, all means every block) and keep only what
-    goes from piece to piece: the rest is computed again in the backward pass, for less memory and more time."""
+    goes from piece to piece: the rest is computed again in the backward pass, for less memory and more time; auto
+    computes again as little as fits the memory."""
     shard: Annotated[Literal["none", "optimizer"], Field(json_schema_extra=LAYOUT)] = "none"
     """What replicas keep in shares, for less memory: optimizer means that each keeps the optimizer's state of some
     parameters, updates these, and sends them to the others (ZeRO-1)."""
@@ -213,6 +231,7 @@ class ResolvedPlacement(Placement):
     device: Literal["cpu", "cuda", "mps"]
     replicas: Count
     micro_batch: Count
+    memory: int
     precision: Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
     weights: Literal["fp64", "fp32", "bf16", "fp16"]
     communication: Literal["fp64", "fp32", "bf16"]
@@ -226,11 +245,14 @@ class ResolvedPlacement(Placement):
     bind: bool
 
 
+AUTO = ("auto",)
+"""What recompute is where the machine decides."""
+
 MOST_THREADS = 4
 """More threads than this wait for each other in Python more than they decode: beyond it they are processes."""
 
 
-_OWN = {"cpu_threads", "loader_workers", "timeout", "cache", "bind"}
+_OWN = {"cpu_threads", "loader_workers", "timeout", "cache", "bind", "memory"}
 
 
 def shared_keys() -> set[str]:

@@ -130,6 +130,7 @@ def open_session(
         stack.enter_context(torch_settings(plan.placement))
         several = launch is not None and launch.count > 1
         world = init_world(plan, launch, data_digest(plan.data, data_folder) if several else "")
+        stack.enter_context(memory_limit(plan.placement, world.device))
         stack.enter_context(bound(plan.placement.bind, launch, pci_address(world.device)))
         run = stack.enter_context(Run(folder, mode if world.first else "read"))
         limit = plan.placement.time_limit.seconds if signals and plan.placement.time_limit else None
@@ -150,6 +151,21 @@ def open_session(
         # Only after a good end: when one replica fails, the others may never come to a barrier.
         world.barrier()  # a launcher may stop the others once one has left, and the first may still be writing
         world.close()
+
+
+@contextmanager
+def memory_limit(placement: Placement, device: torch.device) -> Iterator[None]:
+    """Let torch take no more of a CUDA device's memory than the placement allows, if it says so."""
+    if device.type != "cuda" or "memory" not in placement.model_fields_set:
+        yield
+        return
+    assert isinstance(placement.memory, int)
+    there = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, placement.memory / there), device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
 @contextmanager

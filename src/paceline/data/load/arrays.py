@@ -18,11 +18,8 @@ from paceline.errors import DataError
 from paceline.files import write_whole
 from paceline.numpy_types import Int64s, UInt8s
 from paceline.planning import Plan
-from paceline.settings.data import Cifar, Files, Made, Shapes
+from paceline.settings.data import POOL, Cifar, Files, Made, Shapes
 from paceline.settings.recipe import Recipe
-
-POOL = 256
-"""How many different images `generated` and `synthetic` sets have."""
 
 SHAPES_VERSION = 1
 """Goes up whenever `shapes` is drawn differently, so that an older cache is not used."""

@@ -1,0 +1,175 @@
+"""What steps take of a device by a probe: which micro-batch is chosen, and what is computed again."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from conftest import make_plan
+from paceline.errors import PlanError
+from paceline.facts import Line, Probe, ProbedBlock
+from paceline.memory import MARGIN, at_once, best_that_fits, demand, least_cuts, room_of
+from paceline.planning import Plan
+from paceline.settings.placement import AUTO, Placement
+
+MIB = 1 << 20
+KEPT = (6, 4, 4, 2, 1)
+"""MiB that each block of a ResNet-8 keeps of an image, here."""
+
+
+def block(name: str, kept: float, seconds: float = 1.0) -> ProbedBlock:
+    return ProbedBlock(name, MIB, MIB, MIB, Line(0, kept * MIB), Line(0, MIB / 4), seconds, 2 * seconds)
+
+
+def probe_of(plan: Plan, **changes: Any) -> Probe:
+    """A probe by which a micro-batch takes 17 MiB and 15 s for each image, a pass 2 s, and the state 10 MiB."""
+    blocks = tuple(block(name, kept) for name, kept in zip(plan.network.blocks, KEPT, strict=True))
+    known: dict[str, Any] = {
+        "device": "D", "counted": False, "taken": 0.0, "sizes": (1, 2, 4), "available": 1 << 40,
+        "first": Line(11 * MIB, 17 * MIB), "following": Line(16 * MIB, 17 * MIB), "update": Line(20 * MIB, 0),
+        "held": Line(10 * MIB, 0), "evaluation": Line(0, 0), "off": 0.0, "seconds": Line(2, 15), "update_seconds": 1.0,
+        "blocks": blocks,
+    }  # fmt: skip
+    return Probe(**known | changes)
+
+
+def plan_of(*words: str, size: int = 16, memory: float = 1000) -> Plan:
+    words = ("data_on_device=false", f"micro_batch={size}", f"memory={int(memory * MIB)}", *words)
+    return make_plan("norm_batch=1", "global_batch=16", "data.side=8", *(f"on.{word}" for word in words))
+
+
+def asked(**placed: Any) -> Placement:
+    return Placement.model_validate({"micro_batch": "auto", **placed})
+
+
+def test_a_step_takes_what_the_probe_says_and_its_images() -> None:
+    images = 16 * 3 * 8 * 8
+    one, two = demand(plan_of(size=16), probe_of(plan_of())), demand(plan_of(size=8), probe_of(plan_of()))
+    assert one.step == (11 + 17 * 16) * MIB + images
+    assert two.step == (16 + 17 * 8) * MIB + images  # the second micro-batch comes beside gradients
+    assert (one.gradients, two.gradients) == (0, 5 * MIB)
+    for needs in (one, two):
+        parts = needs.weights + needs.gradients + needs.optimizer + needs.kept + needs.inputs + needs.workspace
+        assert parts == needs.step == needs.peak
+    assert (one.seconds, two.seconds) == (2 + 15 * 16 + 1, 2 * (2 + 15 * 8) + 1)
+
+
+def test_an_update_or_a_validation_may_take_the_most() -> None:
+    plan = plan_of(size=1)
+    update, validation = Line(100 * MIB, 0), Line(0, 200 * MIB)
+    assert demand(plan, probe_of(plan, update=update)).step == pytest.approx(100 * MIB, rel=1e-3)
+    needs = demand(plan, probe_of(plan, evaluation=validation))
+    assert needs.peak == needs.evaluation == pytest.approx((10 + 4 * 200) * MIB, rel=1e-3)
+
+
+@pytest.mark.parametrize(("words", "more"), [((), 5), (("communication=bf16",), 7.5), (("shard=optimizer",), 2.5)])
+def test_replicas_have_buckets_and_may_share_state(words: tuple[str, ...], more: float) -> None:
+    alone, several = plan_of(size=1), plan_of("replicas=2", *words, size=1)
+    difference = demand(several, probe_of(alone)).step - demand(alone, probe_of(alone)).step
+    assert difference == pytest.approx(more * MIB, abs=0.1 * MIB)
+
+
+@pytest.mark.parametrize(("memory", "chosen"), [(1000, 16), (320, 16), (310, 8), (100, 4), (50, 1)])
+def test_the_largest_micro_batch_that_leaves_the_margin_is_chosen(memory: float, chosen: int) -> None:
+    plan = plan_of(memory=memory)
+    best = best_that_fits(plan, asked(), probe_of(plan))
+    assert best.micro_batch == chosen
+    assert demand(best, probe_of(plan)).peak <= room_of(plan, probe_of(plan)) == (1 - MARGIN) * int(memory * MIB)
+
+
+def test_what_others_take_of_a_device_is_not_there() -> None:
+    plan = plan_of(memory=1000)
+    assert best_that_fits(plan, asked(), probe_of(plan, available=100 * MIB)).micro_batch == 4
+
+
+def test_the_choice_keeps_the_rules_of_norm_groups_and_mixing() -> None:
+    words = ("global_batch=96", "norm_batch=12", "mix.mixup=0.2", "mix.block=2")
+    plan = make_plan(*words, "on.micro_batch=96", "on.data_on_device=false")
+    sizes = {}
+    for memory in range(40, 2000, 20):
+        placed = replace(plan, placement=plan.placement.model_copy(update={"memory": memory * MIB}))
+        try:
+            sizes[best_that_fits(placed, asked(), probe_of(plan)).micro_batch] = memory
+        except PlanError as fault:
+            assert "on.micro_batch=12 is the least that fits the recipe" in str(fault)  # noqa: PT017 - of several
+    assert sorted(sizes) == [12, 24, 48, 96]
+
+
+def test_of_micro_batches_that_fit_the_one_with_the_shortest_step_is_chosen() -> None:
+    plan = make_plan("global_batch=48", "norm_batch=1", "on.replicas=3", "on.micro_batch=16", "on.data_on_device=false")
+    assert (
+        best_that_fits(plan, asked(), probe_of(plan)).micro_batch == 16
+    )  # 24 and 48 would leave replicas without work
+
+
+def test_what_does_not_fit_at_all_is_refused_with_what_would_help() -> None:
+    plan = plan_of(memory=20)
+    with pytest.raises(PlanError, match=r"on.micro_batch=1 is the least .* 33.0 MiB of 20.0 MiB; write on.recompute="):
+        best_that_fits(plan, asked(), probe_of(plan))
+    with pytest.raises(PlanError, match=r"write more on.replicas, or a smaller norm_batch"):
+        best_that_fits(plan_of(memory=5), asked(recompute=AUTO), probe_of(plan))
+    assert best_that_fits(plan_of(memory=34), asked(), probe_of(plan)).micro_batch == 1  # in the margin, but it may do
+
+
+def test_a_size_that_did_not_fit_is_not_chosen_again() -> None:
+    plan = plan_of()
+    assert best_that_fits(plan, asked(), probe_of(plan), below=16).micro_batch == 8
+    assert best_that_fits(plan, asked(micro_batch=16), probe_of(plan), below=16).micro_batch == 8
+    assert best_that_fits(plan_of(size=4), asked(micro_batch=4), probe_of(plan), below=16).micro_batch == 4
+    with pytest.raises(PlanError, match=r"on.micro_batch=1 did not fit the memory, and no smaller one fits the recipe"):
+        best_that_fits(plan, asked(), probe_of(plan), below=1)
+
+
+def test_what_is_kept_at_one_time_is_counted_piece_by_piece() -> None:
+    kept, entering = [6.0, 4, 4, 2, 1], [0.0, 1, 1, 1, 1]
+    assert at_once(kept, entering, []) == 17
+    assert at_once(kept, entering, [2]) == max(6 + 4, 1 + 4 + 2 + 1)
+    assert at_once(kept, entering, [1, 2, 3, 4]) == max(6, 1 + 4, 2 + 4, 3 + 2, 4 + 1)
+
+
+@pytest.mark.parametrize("room", [5.5, 6, 6.5, 7, 8, 9, 10, 11, 12, 14, 16.9, 17])
+def test_as_few_blocks_are_computed_again_as_any_cuts_allow(room: float) -> None:
+    kept, entering = [6.0, 4, 4, 2, 1], [0.0, 1, 0.5, 2, 1]
+    found = least_cuts(kept, entering, room)
+    every = [list(cuts) for count in range(5) for cuts in itertools.combinations(range(1, 5), count)]
+    good = [max(cuts, default=0) for cuts in every if at_once(kept, entering, cuts) <= room]
+    assert (found is None) == (not good)
+    if found is not None:
+        assert at_once(kept, entering, found) <= room
+        assert max(found, default=0) == min(good)
+
+
+def test_only_as_much_is_recomputed_as_the_memory_asks_for() -> None:
+    cut: dict[int, int] = {}
+    for memory in range(100, 340, 10):
+        plan = plan_of(memory=memory)
+        placed = best_that_fits(plan, asked(micro_batch=16, recompute=AUTO), probe_of(plan))
+        assert placed.micro_batch == 16
+        needs = demand(placed, probe_of(plan))
+        if placed.placement.recompute != ("all",):
+            assert needs.peak <= room_of(plan, probe_of(plan))
+        cut[memory] = max((plan.network.blocks.index(name) for name in placed.recomputed), default=0)
+    assert cut[100] == 4
+    assert cut[330] == 0
+    assert list(cut.values()) == sorted(cut.values(), reverse=True)
+    assert len(set(cut.values())) > 3
+
+
+def test_recomputing_takes_the_time_of_the_forward_passes_before_the_last_cut() -> None:
+    plan = plan_of(size=8)
+    for names, blocks in (("stem", 0), ("[stage2]", 2), ("[stage1, stage3]", 3), ("all", 4)):
+        placed = plan_of(f"recompute={names}", size=8)
+        assert demand(placed, probe_of(plan)).seconds == demand(plan, probe_of(plan)).seconds + 2 * 8 * blocks
+
+
+def test_a_smaller_micro_batch_comes_before_recomputation_that_takes_longer() -> None:
+    plan = plan_of(memory=200)
+    placed = best_that_fits(plan, asked(recompute=AUTO), probe_of(plan))
+    assert (placed.micro_batch, placed.recomputed) == (8, [])
+    slow = probe_of(plan, seconds=Line(1000, 15))  # each pass costs so much more that one of them is worth it
+    placed = best_that_fits(plan, asked(recompute=AUTO), slow)
+    assert placed.micro_batch == 16
+    assert placed.recomputed

@@ -1,0 +1,264 @@
+"""A probe on the CPU: what it counts is what larger micro-batches keep, and plans on this machine go by it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from conftest import SMALL, Paceline, make_plan, make_session
+from paceline import probing
+from paceline.errors import PlanError
+from paceline.facts import Probe
+from paceline.job import plan_job
+from paceline.machine import this_machine
+from paceline.memory import demand
+from paceline.planning import Plan
+from paceline.probing import IN_A_STEP, decided, probe_plan, probe_sizes, store_probe, stored_probe
+from paceline.settings.build import build
+from paceline.settings.placement import Placement
+from paceline.settings.read import Tree, override
+from paceline.training import probe as module
+from paceline.training import probed_blocks
+from paceline.training.probe import take_probe
+from paceline.training.session import Session
+
+SIZE = 48
+WORDS = ("global_batch=96", "norm_batch=48", f"on.micro_batch={SIZE}", "data.images=960")
+NETWORKS = {
+    "resnet": (),
+    "fused": ("on.kernels=fused", "model=resnet11-bottleneck", "on.precision=fp64"),
+    "efficientnet": ("model={name: efficientnet-cifar, width: 0.25, depth: 0.5}", "data.side=16", "ema.decay=0.9"),
+    "adam": ("optimizer={name: adamw, lr: 0.1}", "mix.mixup=0.2", "mix.block=2", "freeze=stem"),
+    "bf16": ("on.precision=bf16", "augment.policy={name: randaugment}"),
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TIMES", 1)
+    monkeypatch.setattr(probed_blocks, "PASSES", 1)
+
+
+@pytest.fixture
+def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "MOST_ON_CPU", 8)
+
+
+@pytest.fixture(scope="module")
+def small_probe() -> Probe:
+    return take_probe(make_plan(), this_machine())
+
+
+def in_tensors(session: Session) -> tuple[int, int]:
+    """Bytes that a forward pass of a real step keeps, and those of the weights with all that belongs to them."""
+    network, sizes = session.state.network, dict[int, Any]()
+    own = {t.untyped_storage()._cdata for t in (*network.module.parameters(), *network.module.buffers())}
+
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            sizes[storage._cdata] = storage
+        return tensor
+
+    with closing(session.loader.training(0)) as steps:
+        batch = network.prepare(next(steps)[0])
+        with saved_tensors_hooks(count, lambda tensor: tensor):
+            network.forward_backward([batch])
+    kept = sum(storage.nbytes() for storage in sizes.values())
+    tensors = [t for group in session.state.tensors().values() for t in group.values()]
+    tensors += [] if session.state.ema is None else list(session.state.ema.tensors().values())
+    return kept, sum(t.nbytes for t in tensors) + sum(p.grad.nbytes for p in network.parameters if p.grad is not None)
+
+
+@pytest.mark.usefixtures("few_images")
+@pytest.mark.parametrize("words", NETWORKS.values(), ids=NETWORKS)
+def test_what_a_larger_micro_batch_keeps_is_predicted(words: tuple[str, ...]) -> None:
+    plan = make_plan(*WORDS, *words)
+    probe = take_probe(plan, this_machine())
+    assert max(probe.sizes) <= SIZE / 2
+    kept, state = in_tensors(make_session(plan))
+    needs = demand(plan, probe)
+    assert needs.kept == pytest.approx(kept, rel=0.01)
+    gradients = sum(block.gradients for block in probe.blocks)
+    assert needs.weights + needs.optimizer + gradients == pytest.approx(state, abs=8)  # AdamW counts its steps
+    assert needs.step == pytest.approx(state + kept + needs.inputs, rel=0.01)
+    assert probe.counted
+    assert probe.off < 1e-3
+
+
+def test_every_block_takes_time_and_keeps_something(small_probe: Probe) -> None:
+    assert [block.name for block in small_probe.blocks] == list(make_plan().network.blocks)
+    for block in small_probe.blocks:
+        assert min(block.forward, block.backward, block.kept.slope, block.passed.slope, block.weights) > 0
+    assert small_probe.seconds.base >= 0 < small_probe.seconds.slope
+
+
+def test_frozen_blocks_keep_nothing_and_have_no_gradients() -> None:
+    probe = take_probe(make_plan("freeze=[stem, stage1]"), this_machine())
+    frozen, others = probe.blocks[:2], probe.blocks[2:]
+    assert all(block.kept.slope == block.gradients == block.backward == 0 for block in frozen)
+    assert all(block.kept.slope and block.gradients and block.backward for block in others)
+    assert all(block.forward and block.weights for block in frozen)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (), ("model.stem=3x3", "model=resnet18", "data.side=32"), ("mix.mixup=0.2", "mix.block=4"),
+        ("norm=none",), ("average.last=1",),
+        ("norm_batch=1", "data.side=8"), ("augment.side={0 epochs: 4, 50%: 8}",), ("stop.target=50%",),
+        ("on.stages=2", "on.micro_batch=4"), ("on.replicas=2", "on.micro_batch=8"), ("global_batch=1", "norm_batch=1"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_sizes_of_a_probe_make_plans(words: tuple[str, ...]) -> None:
+    plan = make_plan(*words)
+    sizes = probe_sizes(plan)
+    assert len(sizes) == 3
+    for size in sizes:
+        probed = probe_plan(plan, this_machine(), size)
+        assert (probed.micro_batch, probed.rounds, probed.processes) == (size, IN_A_STEP, 1)
+        assert probed.facts.side == plan.facts.side
+        assert probed.recipe.model == plan.recipe.model
+
+
+@pytest.mark.parametrize(("most", "last"), [(1.1e6, 32), (1.7e6, 64), (9e6, 64)])
+def test_more_sizes_are_probed_where_something_else_takes_the_most(
+    monkeypatch: pytest.MonkeyPatch, most: float, last: int
+) -> None:
+    """Such as room for kernels to be chosen in, which is the same for every size."""
+    real = module._counted
+
+    def with_room(blocks: dict[str, Any]) -> dict[str, float]:
+        sizes = real(blocks)
+        return {part: max(size, most) for part, size in sizes.items()}
+
+    monkeypatch.setattr(module, "_counted", with_room)
+    probe = take_probe(make_plan(), this_machine())
+    assert probe.sizes[-1] == last
+    kept = sum(block.kept.slope for block in probe.blocks)
+    assert probe.first.slope == pytest.approx(kept)
+    assert probe.following.slope == pytest.approx(kept)
+
+
+def test_a_probe_that_the_memory_does_not_hold_takes_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, most = module._point, [8]
+
+    def out_of_memory(session: Session, blocks: Any) -> Any:
+        if session.plan.micro_batch > most[0]:
+            raise torch.OutOfMemoryError("injected")
+        return real(session, blocks)
+
+    monkeypatch.setattr(module, "_point", out_of_memory)
+    assert take_probe(make_plan(), this_machine()).sizes == (4, 8)
+    most[0] = 4
+    with pytest.raises(PlanError, match="the memory does not hold a step of 4 x 8 images, which a probe would take"):
+        take_probe(make_plan(), this_machine())
+
+
+def test_a_probe_that_is_kept_is_found_again_for_the_same_work_only(own_cache: Path, small_probe: Probe) -> None:
+    plan, machine = make_plan(), this_machine()
+    assert stored_probe(plan, machine) is None
+    path = store_probe(plan, machine, small_probe)
+    assert path is not None
+    assert path.parent == own_cache / "probes"
+    assert stored_probe(plan, machine) == small_probe
+    for words in (("on.micro_batch=4",), ("optimizer.lr=0.3", "epochs=2"), ("on.replicas=2", "on.micro_batch=8")):
+        assert stored_probe(make_plan(*words), machine) == small_probe
+    for word in ("on.precision=bf16", "data.side=16", "model=resnet14-cifar", "on.kernels=fused", "ema.decay=0.9"):
+        assert stored_probe(make_plan(word), machine) is None
+    path.write_text(path.read_text()[:200])
+    assert stored_probe(plan, machine) is None
+
+
+def test_a_cache_that_cannot_be_written_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_probe: Probe
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file"))
+    assert store_probe(make_plan(), this_machine(), small_probe) is None
+
+
+@pytest.fixture
+def stored(small_probe: Probe) -> None:
+    """A probe in the cache by which one image takes a third of a GiB."""
+    data = json.loads(json.dumps(vars(small_probe), default=vars))
+    for name in ("first", "following"):
+        data[name]["slope"] = 2**30 / 3
+    plan, machine = make_plan(), this_machine()
+    path = store_probe(plan, machine, small_probe)
+    assert path is not None
+    path.write_text(json.dumps(data))
+
+
+def planned(*words: str) -> Plan:
+    placed = Tree({"device": "cpu", "cpu_threads": 1}, {(): "test"})
+    for word in words:
+        override(placed, word, Placement)
+    return plan_job("test", make_plan().recipe, build(Placement, placed), None, Tree(), placed).plan
+
+
+@pytest.mark.usefixtures("stored")
+@pytest.mark.parametrize(
+    ("words", "size", "origin"),
+    [
+        (("memory=3 GiB",), 8, "a probe of"),
+        (("memory=2 GiB",), 4, "a probe of"),
+        (("memory=3 GiB", "micro_batch=16"), 16, "the placement"),
+        (("memory=3 GiB", "precision=bf16"), 16, "an estimate"),
+    ],
+)
+def test_auto_is_decided_by_the_probe_of_this_machine(words: tuple[str, ...], size: int, origin: str) -> None:
+    plan = planned(*words)
+    assert plan.micro_batch == size
+    assert plan.chosen_by.startswith(origin)
+
+
+def test_a_choice_is_a_plan_like_any_other(small_probe: Probe) -> None:
+    plan = make_plan("on.micro_batch=4")
+    placed = Placement.model_validate({"device": "cpu", "cpu_threads": 1})
+    best = decided(plan, placed, small_probe, this_machine(), None)
+    assert best == make_plan() or best.micro_batch == 16
+    assert best.recipe == plan.recipe
+
+
+def test_the_command_probes_prints_and_leaves_runs_a_choice(paceline: Paceline, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(SMALL)
+    words = ("small.yaml", "--device", "cpu", "on.data_on_device=false", "on.cpu_threads=1")
+    done = paceline("plan", *words, "--probe", "--json", "on.memory=1 GiB")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["micro_batch"], found["fits"]) == (16, True)
+    assert found["peak_memory"] <= found["room"] == 0.9 * 2**30
+    assert found["seconds"] == pytest.approx(6 * found["seconds_per_step"])
+    rows = {row["block"]: row for row in found["blocks"]}
+    assert list(rows) == [*make_plan().network.blocks, "there at the peak", "images", "workspace"]
+    total = sum(rows["there at the peak"][key] for key in ("weights", "gradients", "optimizer", "kept"))
+    assert total + rows["images"]["kept"] + rows["workspace"]["kept"] == found["peak_memory_of_a_step"]
+    plan = paceline("plan", *words, "on.memory=1 GiB").stdout
+    assert "a probe of" in plan
+    small = int(found["peak_memory"] / 0.9 - 1)
+    less = json.loads(paceline("plan", *words, f"on.memory={small}", "--json").stdout)
+    assert less["micro_batch"] < 16
+    shown = paceline("plan", *words, "--probe").stdout
+    assert "memory is counted, tensor by tensor, and not measured" in shown
+
+
+@pytest.mark.parametrize("flags", [("--yaml", "--probe"), ("--rehearse", "0", "--probe")])
+def test_a_probe_is_no_other_form_of_a_plan(paceline: Paceline, flags: tuple[str, ...]) -> None:
+    done = paceline("plan", *flags)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "write one of them" in done.stderr
