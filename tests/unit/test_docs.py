@@ -34,7 +34,7 @@ WRITTEN = {
     "plan.yaml", "data.json", "average.json", "state.json", "manifest.json", "metadata.json", "paceline-pack.json",
     "trace.json", "memory.pickle", "preprocess.json", "preprocess.py", "model.onnx", "model.pt2",
     *(f"paceline.{name}" for name in paceline.__all__),
-    "report.html", "samples.json", "relabel.csv", "plotly.min.js",
+    "report.html", "results.png", "samples.json", "relabel.csv", "plotly.min.js",
     "log.txt", "training.csv", "validation.csv", "training.index", "validation.index", "plan.recipe", "plan.placement",
     "recipe.mix", "machine.cores", "machine.numa_nodes", "machine.memory", "machine.host", "machine.system",
     "machine.processor", "machine.accelerator", "machine.accelerators", "machine.accelerator_memory",

@@ -18,6 +18,7 @@ from paceline.record import RECORD, REPORT, Row, Run, Sink
 from paceline.reporting import page, sink
 from paceline.reporting.curves import MOST_POINTS
 from paceline.reporting.markup import element, joined
+from paceline.reporting.results import RESULTS
 from paceline.reporting.shown_run import read_run
 from paceline.reporting.sink import ReportSink
 from paceline.training.answers import read_classes
@@ -209,7 +210,8 @@ def test_in_the_run_folder_the_script_lies_beside_the_page(run: Path, capsys: py
         assert capsys.readouterr().out == f"{run / REPORT}\n"
     assert (run / page.PLOTLY).read_bytes() == page.plotly_script().read_bytes()
     assert (run / REPORT).stat().st_size < 100_000
-    assert {path.name for path in run.iterdir()} == {RECORD, "plan.yaml", "validation", REPORT, page.PLOTLY}
+    there = {path.name for path in run.iterdir()} - {RESULTS}
+    assert there == {RECORD, "plan.yaml", "validation", REPORT, page.PLOTLY}
 
 
 def test_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
@@ -358,3 +360,26 @@ def test_a_report_is_rewritten_at_validations_and_at_the_end(run: Path, monkeypa
             if one._thread is not None:
                 one._thread.join()
     assert written == [before + 1, before + 3, before + 4]
+
+
+def test_a_report_takes_a_hundredth_of_the_time_and_its_end_is_never_left_out(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, written, drawn = [1000.0], list[float](), list[float]()
+
+    def take(seconds: float, done: list[float]) -> None:
+        done.append(now[0])
+        now[0] += seconds
+
+    monkeypatch.setattr("paceline.reporting.sink.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(sink, "write_report", lambda *_: take(1, written))
+    monkeypatch.setattr(sink, "write_results", lambda *_: take(2, drawn))
+    with Run(run, "own") as opened:
+        opened.sinks = [one := ReportSink(make_plan(), opened, Console(quiet=True))]
+        for row in (START, *(validation_of(step, 0.5) for step in range(7, 12)), {"kind": "end", "step": 12}):
+            opened.write(**row)
+            if one._thread is not None:
+                one._thread.join()
+            now[0] += 60
+    assert written == [1000, 1063, 1184, 1305, 1368]  # of validations at 1063, 1124 and so on
+    assert drawn == [1001, 1306, 1369]

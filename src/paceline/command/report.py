@@ -7,6 +7,7 @@ from pathlib import Path
 from paceline.errors import SpecError
 from paceline.record import REPORT
 from paceline.reporting.page import PLOTLY, write_report
+from paceline.reporting.results import RESULTS, write_results
 from paceline.reporting.shown_run import read_run
 from paceline.visible import one_line
 
@@ -26,4 +27,6 @@ def run(folders: list[Path], out: Path | None, data: Path | None) -> None:
         names = [str(folder) for folder in folders]
     runs = [read_run(folder, data, name) for folder, name in zip(folders, names, strict=True)]
     write_report(runs, path, None if out is not None else folders[0] / PLOTLY)
+    if out is None:
+        write_results(runs[0], folders[0] / RESULTS)
     print(one_line(str(path)))
