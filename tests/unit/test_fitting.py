@@ -117,6 +117,8 @@ def test_a_network_that_is_named_gets_the_recipe_of_its_kind(tmp_path: Path, mod
     found = chosen(photos(tmp_path / "photos"), "init.from=timm:anything", model)
     assert found["recipe"] == f"images/{recipe}-finetune"
     assert "model" not in found
+    asked = ask(str(tmp_path / "photos"), ["model=resnet18"], None)
+    assert asked.choices[0].reason.endswith("and resnet18 starts from random weights where init.from names none")
 
 
 def test_the_network_is_that_of_a_run_that_is_begun_from(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_data_without_a_validation_part_say_what_to_write(tmp_path: Path) -> Non
     put(tmp_path, "stray.png")
     index = open_index(files(validation="25%"), tmp_path)
     assert len(index.training) + len(index.validation) == 40
-    assert index.notes == ("1 images outside class folders are skipped",)
+    assert index.notes == ("1 image outside class folders is skipped",)
 
 
 def test_a_share_is_not_taken_from_data_with_a_validation_part(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_images_of_several_roots_keep_their_folders(photos: Path) -> None:
 
 
 def test_a_file_of_labels_for_other_images_says_so(photos: Path) -> None:
-    message = r"labels.csv: none of its 1 files is here; it lists 'x.jpg', where the images are such as 'images/1.jpg'"
+    message = r"labels.csv: it lists 1 file, such as 'x.jpg', and none is here; the images are such as 'images/1.jpg'"
     with pytest.raises(DataError, match=message):
         opened(photos, "x.jpg,cat\n", validation=0.5)
 

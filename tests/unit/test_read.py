@@ -159,6 +159,11 @@ def test_a_fault_on_a_page_says_the_line_and_what_to_write(old: str, new: str, s
         ("optimizer.name=sdg", "'optimizer.name=sdg': optimizer: no optimizer is named 'sdg'; there is adamw, "),
         ("optimizer=sdg", "'optimizer=sdg': optimizer: no optimizer is named 'sdg'; there is adamw, "),
         ("optimizer=sgd", "'optimizer=sgd': optimizer: sgd needs 'lr', such as optimizer.lr=\"0.1 per 256 images\""),
+        (
+            "optimizer={name: lars, lr: 1, skip_names: head}",
+            "'optimizer={name: lars, lr: 1, skip_names: head}': optimizer.skip_names: expected a list, such as [a, b], "
+            "found 'head'; to add it write [norm,bias,head]",
+        ),
         ("optimizer=adamw", "'optimizer=adamw': optimizer: adamw needs 'lr', such as optimizer.lr=0.0003"),
         ("mix.cutmix=fixed", "'mix.cutmix=fixed': mix.cutmix: fixed needs 'kept', such as mix.cutmix.kept=0.5"),
         ("data=cifar", "'data=cifar': data: no data is named 'cifar'; did you mean 'cifar10'?"),

@@ -110,8 +110,17 @@ def _complaint(error: Any, path: KeyPath, noun: str, around: type[Settings] | No
         return f"this is a section with keys of its own, found {quoted(value)}; write {' or '.join(write)}"
     for start, words in _EXPECTED.items():
         if kind.startswith(start):
-            return f"expected {words}, found {quoted(value)}"
+            return f"expected {words}, found {quoted(value)}{_as_list(value, path, around)}"
     return f"{error['msg'][:1].lower()}{error['msg'][1:]}, found {quoted(value)}"
+
+
+def _as_list(value: Any, path: KeyPath, around: type[Settings] | None) -> str:
+    """How one text is added to the list that a setting is by default, if it is one."""
+    info = fields(around).get(str(path[-1])) if around and path else None
+    default = info.default if info is not None else None
+    texts = [*default, value] if isinstance(default, tuple) and default else []
+    added = flow(texts).replace(", ", ",")
+    return f"; to add it write {cut(added)}" if texts and all(isinstance(text, str) for text in texts) else ""
 
 
 def _missing(path: KeyPath, noun: str, around: type[Settings] | None) -> str:

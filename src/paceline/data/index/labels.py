@@ -83,8 +83,8 @@ def apply_label_file(labels: Labels, by_unit: Sequence[UnitImages], file: LabelF
     if not used:
         here = next((path for images in by_unit for path in images.shards), "")
         raise DataError(
-            f"{file.name}: none of its {len(file.classes):,} files is here; it lists '{next(iter(file.classes))}', "
-            f"where the images are such as '{here}'"
+            f"{file.name}: it lists {counted(len(file.classes), 'file', 'files')}, such as "
+            f"'{next(iter(file.classes))}', and none is here; the images are such as '{here}'"
         )
     unchanged = (labels.named == by_folder) & ~listed
     labels.named[unchanged & _in_no_class(labels.names, by_folder, listed, {*file.classes.values()})] = -1
@@ -227,10 +227,12 @@ def check_label_range(numbers: Int64s, classes: int, first: int, where: str, nam
         return
     value, count = int(values[counts.argmax()]), int(counts.max())
     if value == UNLABELED:
-        raise DataError(f"{where}: {count:,} images have no label; write data.labels=FILE with lines of 'file,class'")
+        without = counted(count, "image has", "images have")
+        raise DataError(f"{where}: {without} no label; write data.labels=FILE with lines of 'file,class'")
     more = "more data.class_names" if named else f"data.classes={value + 1}"
     remedy = f"data.first_label={value + first}" if value < 0 else more
+    have = counted(count, "image has", "images have")
     raise DataError(
-        f"{where}: {count:,} images have label {value + first}, but classes go from {first} to {first + classes - 1}; "
+        f"{where}: {have} label {value + first}, but classes go from {first} to {first + classes - 1}; "
         f"write {remedy}, or whatever is right"
     )

@@ -25,6 +25,7 @@ from paceline.data.index.labels import (
 from paceline.data.index.table import Flag, Index, Objects, Rows, Strings, Table
 from paceline.errors import DataError
 from paceline.settings.data import Files
+from paceline.visible import plural
 
 Mask = NDArray[np.bool_]
 
@@ -112,7 +113,14 @@ def _exclude_unlabeled(
     unlabeled = (labels.named < 0) & (labels.numbers == UNLABELED)
     chosen = ~labels.left_out & ~labels.is_in("test")
     tests = int(labels.is_in("test").sum())
-    notes = [*labels.notes, *([f"{counted(tests, 'image', 'images')} of the test split are left out"] if tests else [])]
+    notes = [
+        *labels.notes,
+        *(
+            [f"{counted(tests, 'image of the test split is', 'images of the test split are')} left out"]
+            if tests
+            else []
+        ),
+    ]
     listed = label_file is not None
     if form.KIND != FOLDER or not (labels.names or (listed and unlabeled[validation].all())):
         return chosen, tuple(notes)
@@ -128,7 +136,7 @@ def _exclude_unlabeled(
     count = int((unlabeled & chosen).sum())
     where = f"not in {label_file.name}" if label_file is not None else "outside class folders"
     if count:
-        notes.append(f"{count:,} images {where} are skipped")
+        notes.append(f"{plural(count, 'image')} {where} {'is' if count == 1 else 'are'} skipped")
     return ~unlabeled & chosen, tuple(notes)
 
 
