@@ -35,6 +35,15 @@ HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 that of MPICH and Intel MPI."""
 
 
+_LAUNCHERS = ("TORCHELASTIC_", "OMPI_", "PMI", "MPI_LOCAL", "SLURM_", "GROUP_", "ROLE_", "MASTER_")
+_TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", MESSAGES_FOLDER)
+
+
+def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of a process that is none of those a launcher started."""
+    return {key: value for key, value in environment.items() if key not in _TOLD and not key.startswith(_LAUNCHERS)}
+
+
 def launched(environment: Mapping[str, str] = os.environ) -> Launch | None:
     """What the launcher said, or None for a process that a person started."""
     if "RANK" in environment and "WORLD_SIZE" in environment:

@@ -74,9 +74,19 @@ def decided(plan: Plan, asked: Placement, probe: Probe, machine: Machine, launch
 
 def stored_probe(plan: Plan, machine: Machine) -> Probe | None:
     """What was probed on this machine of the plan's network, as this placement computes it; None if nothing was."""
+    return read_probe(_file(plan, machine))
+
+
+def read_probe(path: Path) -> Probe | None:
+    """The probe in a file; None where there is no intact one."""
     with suppress(OSError, ValidationError):
-        return _PROBED.validate_json(read_whole(_file(plan, machine)))
+        return _PROBED.validate_json(read_whole(path))
     return None
+
+
+def write_probe(path: Path, probe: Probe) -> None:
+    """Write a probe to a file."""
+    write_whole(path, _PROBED.dump_json(probe, indent=1))
 
 
 def store_probe(plan: Plan, machine: Machine, probe: Probe) -> Path | None:
@@ -84,7 +94,7 @@ def store_probe(plan: Plan, machine: Machine, probe: Probe) -> Path | None:
     path = _file(plan, machine)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, _PROBED.dump_json(probe, indent=1))
+        write_probe(path, probe)
         return path
     return None
 

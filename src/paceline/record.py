@@ -390,6 +390,7 @@ def start_row(plan: Plan, machine: Machine, step: int, before: list[Row], comman
         "time": time.time(),
         "command": command,
         "placement": placement,
+        "micro_batch_from": plan.chosen_by,
         "arithmetic_changed": changed,
         "machine": asdict(machine) | {"processor": processor_name(), "system": platform.platform()},
         "versions": versions,

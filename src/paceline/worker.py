@@ -18,6 +18,7 @@ from paceline.launch import MESSAGES_FOLDER, launched
 from paceline.machine import check_torch_build
 from paceline.record import json_text
 from paceline.settings.read import flow
+from paceline.settling import settled
 from paceline.sink.console import console, show_evaluated
 from paceline.visible import one_line, visible_output
 
@@ -33,6 +34,8 @@ def run_verb(verb: str, job: Job, folder: Path, **arguments: Any) -> Any:
     `arguments` are the verb's own, as JSON has them.
     """
     check_torch_build(job.plan.placement.device)
+    if job.launch is not None or job.plan.processes == 1:  # else each replica does so
+        job = settled(job, trains=verb == "train")
     if job.launch is not None and job.launch.rank >= job.plan.processes:
         from paceline.data.index.fingerprint import data_digest
         from paceline.world import stand_by
@@ -65,6 +68,7 @@ def main() -> None:
     with visible_output(), faults_in_one_line():
         data, test = (Path(path) if path else None for path in (request["data"], request["test"]))
         job = stored_job(Path(folder), request["words"], data, test, evaluates=verb in ("validate", "follow"))
+        job = settled(job, trains=verb == "train")
         result = _verbs()[verb](job, Path(folder), **request["arguments"])
         if job.launch is not None and job.launch.rank == 0:
             Path(request["result"]).write_text(json_text(result))

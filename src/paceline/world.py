@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import json
-import os
 import pickle
 import platform
 import re
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,17 +17,15 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from paceline.agreement import agreement, difference, digest_of_agreement
+from paceline.agreement import agreement
 from paceline.errors import INTERRUPTED, Broken, PlanError
-from paceline.launch import MESSAGES_FOLDER, Launch
+from paceline.launch import Launch
 from paceline.machine import NO_CUDA
 from paceline.planning import Plan
+from paceline.rendezvous import SHARED, die_with_launcher, meet
 
 T = TypeVar("T")
-_SHARED = "an accelerator is shared"
-"""The store's word that NCCL, which wants one for each process, cannot be used."""
 _LEAVES_AFTER = 10.0
 """Seconds that a process without work has to leave, and leaves the replicas to end after a signal."""
 
@@ -260,7 +254,7 @@ def init_world(plan: Plan, launch: Launch | None, data_digest: str = "") -> Worl
 
     They must have the same code, settings and images; `data_digest` stands for the latter.
     """
-    _die_with_launcher()
+    die_with_launcher()
     kind = plan.placement.device
     check_device(kind)
     device = torch.device(kind)
@@ -272,11 +266,11 @@ def init_world(plan: Plan, launch: Launch | None, data_digest: str = "") -> Worl
         return World(device)
     timeout = timedelta(seconds=plan.placement.timeout)
     accelerator = str(torch.cuda.get_device_properties(device).uuid) if kind == "cuda" else None
-    store = _rendezvous(launch, timeout, agreement(plan, data_digest), accelerator)
+    store = meet(launch, timeout, agreement(plan, data_digest), accelerator)
     spare = launch.count - plan.processes
     if plan.processes == 1:
         return World(device, store=store, timeout=timeout, spare=spare)
-    backend = "nccl" if accelerator and not store.check([_SHARED]) else "gloo"
+    backend = "nccl" if accelerator and not store.check([SHARED]) else "gloo"
     if backend == "gloo" and kind == "cuda" and plan.stages > 1:
         raise PlanError("several processes use one accelerator, and a stage of a pipeline needs one of its own")
     dist.init_process_group(backend, store=store, rank=launch.rank, world_size=plan.processes, timeout=timeout)
@@ -291,11 +285,11 @@ def stand_by(plan: Plan, launch: Launch, data_digest: str) -> int:
     It stays, so that its launcher can start all of them again. A signal is for the replicas, which save: this process
     only leaves if they have not ended some seconds later.
     """
-    _die_with_launcher()
+    die_with_launcher()
     heard: list[float] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, lambda *_: heard.append(time.monotonic()))
-    store = _rendezvous(launch, timedelta(seconds=plan.placement.timeout), agreement(plan, data_digest))
+    store = meet(launch, timedelta(seconds=plan.placement.timeout), agreement(plan, data_digest))
     try:
         while not store.check(["ended"]):
             if heard and time.monotonic() > heard[0] + _LEAVES_AFTER:
@@ -320,44 +314,6 @@ def _staged(world: World, stages: int) -> World:
     )  # fmt: skip
 
 
-def _rendezvous(launch: Launch, timeout: timedelta, facts: dict[str, str], accelerator: str | None = None) -> Any:
-    """Return the store of all replicas once each has come with the same facts; name those missing, or what differs.
-
-    It says whether several of them have come with one `accelerator`.
-    """
-    host = f"{launch.address}:{launch.port}"
-    serves = launch.rank == 0 and not launch.store_is_there
-    try:
-        base = TCPStore(launch.address, launch.port, None, serves, timeout, wait_for_workers=False)
-    except (RuntimeError, dist.DistError) as fault:
-        raise Broken(f"cannot reach the rendezvous at {host}: {str(fault).splitlines()[0][:160]}") from None
-    store = PrefixStore(f"paceline/{launch.attempt}", base)
-    digest = digest_of_agreement(facts)
-    if accelerator and store.add(f"accelerator/{accelerator}", 1) > 1:
-        store.set(_SHARED, "")
-    store.set(f"facts/{launch.rank}", json.dumps({"host": platform.node(), "facts": facts}))
-    store.set(f"here/{launch.rank}", digest)
-    ranks = range(launch.count)
-    try:
-        store.wait([f"here/{rank}" for rank in ranks], timeout)
-    except (RuntimeError, dist.DistError):
-        absent = ", ".join(str(rank) for rank in ranks if not store.check([f"here/{rank}"]))
-        seconds = f"{timeout.total_seconds():g} s"
-        raise Broken(f"replica {absent} did not reach the rendezvous at {host} within {seconds}") from None
-    expected = store.get("here/0")
-    if differ := [rank for rank in ranks if store.get(f"here/{rank}") != expected]:
-        first, other = (json.loads(store.get(f"facts/{rank}")) for rank in (0, differ[0]))
-        store.set(f"told/{launch.rank}", "")
-        with suppress(RuntimeError, dist.DistError):  # the others read this from replica 0, which ends last
-            store.wait([f"told/{rank}" for rank in ranks if serves], timedelta(seconds=10))
-        more = f" (and {len(differ) - 1} more)" if len(differ) > 1 else ""
-        raise Broken(
-            f"replica {differ[0]} on {other['host']}{more} differs from replica 0 on {first['host']}: "
-            f"{difference(first['facts'], other['facts'])}"
-        )
-    return store
-
-
 def _this_host() -> str:
     """What replicas have in common that can open each other's memory: a machine, and in containers its processes."""
     processes = Path("/proc/self/ns/pid")
@@ -370,10 +326,3 @@ def check_device(kind: str) -> None:
         raise PlanError(NO_CUDA)
     if kind == "mps" and not torch.backends.mps.is_available():
         raise PlanError("torch cannot use an Apple GPU here; write on.device=cpu")
-
-
-def _die_with_launcher() -> None:
-    """A replica whose launcher, torchrun or Paceline's own, was killed must not train on alone, nor keep the run folder
-    from those that come after it (Linux)."""
-    if sys.platform == "linux" and (os.environ.get(MESSAGES_FOLDER) or "TORCHELASTIC_RUN_ID" in os.environ):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)

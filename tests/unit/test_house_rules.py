@@ -115,7 +115,7 @@ def test_nothing_is_left_to_do() -> None:
 def test_only_the_world_knows_of_other_processes() -> None:
     starts = ("torch.distributed", "torch._C._distributed")
     users = {name_of(path) for path in FILES if any(name.startswith(starts) for name in imports_of(path))}
-    assert users == {"world.py", "pipelining.py", "elastic.py", "fake_world.py"}
+    assert users == {"world.py", "pipelining.py", "rendezvous.py", "elastic.py", "fake_world.py"}
 
 
 def test_every_random_number_is_keyed() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import pickle
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -20,8 +22,8 @@ from paceline.errors import PlanError
 from paceline.facts import Line, Probe
 from paceline.machine import Machine, processor_name
 from paceline.planning import Plan
-from paceline.probing import IN_A_STEP, probe_plan, probe_sizes
-from paceline.progress import Progress, silent
+from paceline.probing import IN_A_STEP, probe_plan, probe_sizes, write_probe
+from paceline.progress import Progress, progress_bar, silent
 from paceline.training.device_step import device_update
 from paceline.training.graphs import WARM_STEPS
 from paceline.training.probed_blocks import BlockPoint, block_points, probed_blocks
@@ -247,3 +249,15 @@ def _evaluation_peak(session: Session) -> float:
         for _ in range(EVALUATIONS):
             network.scores(images)
     return torch.cuda.max_memory_allocated() - before
+
+
+def main() -> None:
+    """Take a probe in a process of its own: python -m paceline.training.probe TASK RESULT, both of them files."""
+    task, result = map(Path, sys.argv[1:])
+    plan, machine = pickle.loads(task.read_bytes())
+    with progress_bar() as progress:
+        write_probe(result, take_probe(plan, machine, progress))
+
+
+if __name__ == "__main__":
+    main()

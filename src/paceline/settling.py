@@ -1,0 +1,100 @@
+"""Settles what a job leaves to the machine before it trains: by a probe if there is one, and by one process for all."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.facts import Probe
+from paceline.job import Job
+from paceline.launch import without_launcher
+from paceline.layouts import fitting_sizes, images_that_fit
+from paceline.machine import Machine
+from paceline.planning import Plan
+from paceline.probing import decided, is_open, read_probe, store_probe, stored_probe
+from paceline.progress import notify
+from paceline.reconcile import make_plan
+from paceline.settings.placement import AUTO
+
+_PATIENCE = 600.0
+"""Seconds that a probe may take."""
+
+
+def settled(job: Job, trains: bool) -> Job:
+    """The job with nothing left to the machine. Where a launcher has started several processes, the first decides for
+    all, by the least memory that any has; only what `trains` is worth a probe that was not taken yet."""
+    memory = job.plan.placement.memory
+    if job.launch is None or job.launch.count == 1:
+        return _with(job, _decide(job, memory, trains)) if trains else job
+    from paceline.rendezvous import decided_by_first, die_with_launcher
+
+    def decide(memories: list[int]) -> dict[str, Any]:
+        return _decide(job, min(memories), trains)
+
+    die_with_launcher()
+    return _with(job, decided_by_first(job.launch, job.plan.placement.timeout, memory, decide))
+
+
+def _decide(job: Job, memory: int, probes: bool) -> dict[str, Any]:
+    """What is chosen for this job in so much memory, as JSON; on CUDA by a probe that is taken now, if there is none,
+    it matters, and `probes` says so."""
+    plan = job.plan
+    if is_open(job.asked) and not plan.evaluates:
+        asked = job.asked.model_copy(update={"memory": memory})
+        plan = make_plan(plan.recipe, asked, job.machine, plan.network, job.launch)
+        probe = stored_probe(plan, job.machine)
+        if probe is None and probes and plan.placement.device == "cuda" and _may_not_fit(plan):
+            probe = probe_apart(plan, job.machine)
+        if probe is not None:
+            plan = decided(plan, asked, probe, job.machine, job.launch)
+    recompute = list(plan.placement.recompute)
+    return {"micro_batch": plan.micro_batch, "recompute": recompute, "chosen_by": plan.chosen_by}
+
+
+def _with(job: Job, decision: dict[str, Any]) -> Job:
+    """The job with what was decided in place of what it leaves open."""
+    asked, changes = job.asked, dict[str, Any]()
+    if asked.micro_batch == "auto":
+        changes["micro_batch"] = decision["micro_batch"]
+    if asked.recompute == AUTO:
+        changes["recompute"] = tuple(decision["recompute"])
+    if not changes:
+        return job
+    settings, machine, plan = asked.model_copy(update=changes), job.machine, job.plan
+    plan = make_plan(plan.recipe, settings, machine, plan.network, job.launch, plan.evaluates)
+    return replace(job, plan=replace(plan, chosen_by=decision["chosen_by"]))
+
+
+def _may_not_fit(plan: Plan) -> bool:
+    """Whether a plan could have a micro-batch that takes more than a small part of the memory, by a simple rule."""
+    placement = plan.placement
+    room = images_that_fit(placement.device, placement.precision, placement.memory, plan.network)
+    return max(fitting_sizes(plan.recipe, plan.norm_batch, plan.replicas), default=1) > room // 4
+
+
+def probe_apart(plan: Plan, machine: Machine) -> Probe | None:
+    """Take a probe in a process of its own, which leaves all of the device's memory behind, and keep it; None if that
+    fails, so that an estimate must do."""
+    notify(f"measuring what small steps take of {machine.accelerator or plan.placement.device}, once for this machine")
+    with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
+        task, result = Path(scratch, "task"), Path(scratch, "probe.json")
+        task.write_bytes(pickle.dumps((plan, machine)))
+        command = [sys.executable, "-P", "-m", "paceline.training.probe", str(task), str(result)]
+        try:
+            process = subprocess.run(
+                command, env=without_launcher(), stderr=subprocess.PIPE, text=True, timeout=_PATIENCE, check=False
+            )
+            said = process.stderr.strip().rpartition("\n")[2] or f"status {process.returncode}"
+        except (OSError, subprocess.TimeoutExpired) as fault:
+            said = str(fault)
+        probe = read_probe(result)
+    if probe is None:
+        notify(f"this could not be measured ({said}), so an estimate must do")
+    else:
+        store_probe(plan, machine, probe)
+    return probe

@@ -1,0 +1,164 @@
+"""What is left to the machine: several processes train by what the first decides, and a probe may come before a run."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import write_small
+
+from conftest import environment, make_plan, make_recipe
+from paceline import settling
+from paceline.facts import Line, Probe
+from paceline.job import Job, plan_job
+from paceline.machine import Machine, this_machine
+from paceline.planning import Plan
+from paceline.probing import store_probe, stored_probe
+from paceline.record import rows_of
+from paceline.settings.placement import AUTO, Placement
+from paceline.settings.read import Tree
+from paceline.settling import probe_apart, settled
+from paceline.training.probe import take_probe
+
+WORDS = ("small.yaml", "--device", "cpu", "on.cpu_threads=1", "on.sinks=[]", "on.data_on_device=false", "--out", "run")
+
+
+@pytest.fixture(scope="module")
+def small_probe() -> Probe:
+    return take_probe(make_plan(), this_machine())
+
+
+@pytest.fixture
+def third(small_probe: Probe) -> Probe:
+    """A probe by which an image takes a third of a GiB."""
+    line = Line(0.0, 2**30 / 3)
+    return replace(small_probe, first=line, following=line)
+
+
+def keep(folder: Path, probe: Probe, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Put a probe into a cache of its own."""
+    monkeypatch.setenv("PACELINE_CACHE", str(folder))
+    assert store_probe(make_plan("on.data_on_device=false"), this_machine(), probe)
+    return str(folder)
+
+
+def train(folder: Path, *ranks: tuple[dict[str, str], tuple[str, ...]]) -> list[tuple[int, str]]:
+    """Train in processes, each with words and an environment of its own; gives status and errors of each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        count, port = str(len(ranks)), str(free.getsockname()[1])
+    launch = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "paceline", "train", *WORDS, "on.timeout=100", *words],
+            cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env=environment() | launch | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | env,
+        )
+        for rank, (env, words) in enumerate(ranks)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=200)[1] for process in processes]
+    return [(process.returncode, line) for process, line in zip(processes, said, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("probed", "memories", "size", "origin"),
+    [
+        pytest.param((True, False), ("3 GiB", "3 GiB"), 8, "a probe of", marks=pytest.mark.long),
+        ((True, False), ("3 GiB", "2 GiB"), 4, "a probe of"),  # the smaller memory counts, whoever has it
+        pytest.param((False, True), ("2 GiB", "2 GiB"), 8, "an estimate", marks=pytest.mark.long),
+        pytest.param((True, True), ("2 GiB", "3 GiB"), 4, "a probe of", marks=pytest.mark.long),
+    ],
+)
+def test_replicas_with_different_caches_train_by_what_the_first_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, third: Probe, probed: tuple[bool, bool],
+    memories: tuple[str, str], size: int, origin: str,
+) -> None:  # fmt: skip
+    write_small(tmp_path)
+    full, empty = keep(tmp_path / "full", third, monkeypatch), str(tmp_path / "empty")
+    ends = train(
+        tmp_path,
+        *(
+            ({"PACELINE_CACHE": full if has else empty}, (f"on.memory={memory}",))
+            for has, memory in zip(probed, memories, strict=True)
+        ),
+    )
+    assert [status for status, _ in ends] == [0, 0], ends
+    row = next(row for row in rows_of(tmp_path / "run") if row["kind"] == "start")
+    assert row["placement"]["micro_batch"] == size
+    assert row["micro_batch_from"].startswith(origin)
+
+
+@pytest.mark.long
+def test_all_processes_end_where_the_first_can_decide_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, third: Probe
+) -> None:
+    write_small(tmp_path)
+    env = {"PACELINE_CACHE": keep(tmp_path / "cache", third, monkeypatch)}
+    for status, line in train(tmp_path, *[(env, ("on.memory=100 MiB",))] * 2):
+        assert status == 2
+        assert (
+            "on.micro_batch=2 is the least that fits the recipe, and a step would take 683.0 MiB of 100.0 MiB" in line
+        )
+        assert line.count("\n") == 1
+
+
+def test_a_probe_is_taken_in_a_process_that_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    plan, machine = make_plan(), this_machine()
+    monkeypatch.setenv("RANK", "1")  # of a launcher, with which the probe has nothing to do
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    probe = probe_apart(plan, machine)
+    assert probe is not None
+    assert [block.name for block in probe.blocks] == list(plan.network.blocks)
+    assert stored_probe(plan, machine) == probe
+    assert capsys.readouterr().err.startswith("measuring what small steps take of")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert probe_apart(plan, machine) is None
+    assert "could not be measured" in capsys.readouterr().err
+
+
+RESNET50 = ("model=resnet50", "data.side=224", "global_batch=1024", "norm_batch=32")
+
+
+def job_on_cuda(*words: str, **placed: Any) -> Job:
+    asked = Placement.model_validate({"device": "cuda", "kernels": "plain", **placed})
+    return plan_job("test", make_recipe(*words), asked, None, Tree(), Tree())
+
+
+@pytest.mark.parametrize(
+    ("words", "placed", "trains", "probes"),
+    [
+        (RESNET50, {}, True, True),
+        (RESNET50, {}, False, False),
+        (RESNET50, {"micro_batch": 64}, True, False),
+        (RESNET50, {"micro_batch": 64, "recompute": AUTO}, True, True),
+        (RESNET50, {"device": "cpu"}, True, False),
+        ((), {}, True, False),  # it fits, whatever it takes
+    ],
+)
+def test_a_run_on_cuda_is_probed_first_where_that_matters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, third: Probe, words: tuple[str, ...], placed: dict[str, Any],
+    trains: bool, probes: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    taken: list[Plan] = []
+
+    def take(plan: Plan, _machine: Machine) -> Probe:
+        taken.append(plan)
+        blocks = tuple(replace(third.blocks[0], name=name) for name in plan.network.blocks)
+        return replace(third, blocks=blocks)
+
+    monkeypatch.setattr(settling, "probe_apart", take)
+    job = settled(job_on_cuda(*words, **placed), trains)
+    assert len(taken) == probes
+    if probes and "micro_batch" not in placed:
+        assert job.plan.chosen_by.startswith("a probe of")
+        assert job.plan.micro_batch == 32  # 16 GiB, less a tenth, at a third of a GiB each
+    assert job.asked.micro_batch == placed.get("micro_batch", "auto")
