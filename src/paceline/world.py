@@ -6,6 +6,7 @@ import pickle
 import platform
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,6 +27,8 @@ from paceline.planning import Plan
 from paceline.rendezvous import SHARED, die_with_launcher, meet
 
 T = TypeVar("T")
+_ROLL = 5.0
+"""Seconds that processes have to answer after a failed collective."""
 _LEAVES_AFTER = 10.0
 """Seconds that a process without work has to leave, and leaves the replicas to end after a signal."""
 
@@ -203,18 +206,29 @@ class World:
 
     def _missing(self) -> str:
         """Call the roll after a failed collective and say who does not answer."""
-        try:
-            self.store.set(f"roll/{self.process}", "here")
-            end = time.monotonic() + 5
-            absent = list(range(self.processes))
-            while absent and time.monotonic() < end:
-                absent = [r for r in absent if not self.store.check([f"roll/{r}"])]
-                time.sleep(0.1)
-        except RuntimeError:
+        called: list[list[int]] = []
+
+        def call() -> None:
+            with suppress(RuntimeError):
+                called.append(self._absent())
+
+        roll = threading.Thread(target=call, daemon=True)  # over a link that is cut the store is waited for without end
+        roll.start()
+        roll.join(2 * _ROLL)
+        if not called:
             return "the replicas lost each other"
-        names = ", ".join(map(str, absent))
+        names = ", ".join(map(str, called[0]))
         who = "replica" if self.stages == 1 else "process"
-        return f"{who} {names} stopped answering" if absent else "a collective failed"
+        return f"{who} {names} stopped answering" if names else "a collective failed"
+
+    def _absent(self) -> list[int]:
+        """The processes that do not come to the store."""
+        self.store.set(f"roll/{self.process}", "here")
+        end, absent = time.monotonic() + _ROLL, list(range(self.processes))
+        while absent and time.monotonic() < end:
+            absent = [rank for rank in absent if not self.store.check([f"roll/{rank}"])]
+            time.sleep(0.1)
+        return absent
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,7 @@ class Chaos:
         return sum(row["kind"] == "note" and text in row["text"] for row in rows_of(self.run))
 
 
+# A cable that is pulled out is in test_two_hosts.py.
 KINDS = ["killed_worker", "killed_launcher", "terminated", "stopped_for_a_while", "full_disk", "flipped_byte"]
 
 
@@ -145,13 +146,18 @@ def test_a_run_that_is_killed_and_damaged_and_finds_the_disk_full_ends_with_the_
 
 
 @pytest.mark.long
-def test_two_replicas_that_are_hit_by_everything_twice_end_with_the_same_bits(tmp_path: Path) -> None:
-    recipe = write_small(tmp_path, epochs="400", **RECIPE)
-    words = ["train", recipe, *WORDS, "--replicas", "2"]
+@pytest.mark.parametrize(
+    ("layout", "epochs"), [((), 400), (("on.stages=2", "on.micro_batch=4"), 100)], ids=["2-replicas", "2-x-2-stages"]
+)
+def test_a_run_that_is_hit_by_everything_three_times_ends_with_the_same_bits(
+    tmp_path: Path, layout: tuple[str, ...], epochs: int
+) -> None:
+    recipe = write_small(tmp_path, epochs=str(epochs), **RECIPE)
+    words = ["train", recipe, *WORDS, "--replicas", "2", *layout]
     done = run_in(tmp_path, *words, "--out", "whole")
     assert done.returncode == 0, done.stderr
-    hits = run_through(tmp_path, words, KINDS * 2, 2400)
-    assert Counter(kind for kind, _ in hits) == dict.fromkeys(KINDS, 2)
+    hits = run_through(tmp_path, words, KINDS * 3, 6 * epochs)
+    assert Counter(kind for kind, _ in hits) == dict.fromkeys(KINDS, 3)
     assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "whole")
 
 

@@ -109,6 +109,15 @@ def test_each_stage_may_keep_its_state_in_shares_of_its_replicas(
     assert differs(run(tmp_path / "whole", *optimizer), shares) <= EXACT
 
 
+def test_a_pipeline_that_is_killed_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    words = ("ema.decay=0.9", "mix.mixup=0.3", "on.stages=2", "on.replicas=2", "on.shard=optimizer")
+    undisturbed, folder = run(tmp_path / "undisturbed", *words), tmp_path / "killed"
+    folder.mkdir()
+    killed = Trial(folder, None, STEPS)
+    assert 1 <= killed.kill_after(plan_of(*words), 1) < STEPS
+    assert differs(undisturbed, killed.finish(plan_of(*words))) == 0
+
+
 @pytest.mark.long
 def test_a_run_killed_as_a_pipeline_goes_on_whole_and_the_other_way_round(tmp_path: Path) -> None:
     recipe = ("ema.decay=0.9", "optimizer={name: adamw, lr: 0.01, epsilon: 0.01}")

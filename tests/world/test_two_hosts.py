@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 from processes import fingerprint, newest_step, write_small
@@ -20,7 +21,7 @@ from paceline.record import latest, rows_of
 
 PORT = 29500
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
-WORDS = ["--device", "cpu", "on.cpu_threads=1", "on.micro_batch=4", "on.timeout=60", "on.save=7 steps", "--out"]
+WORDS = ["--device", "cpu", "on.cpu_threads=1", "on.micro_batch=4", "on.timeout=20", "on.save=7 steps", "--out"]
 
 
 def networks_work() -> bool:
@@ -56,6 +57,10 @@ class Host:
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
+    def plug(self, state: str) -> None:
+        """Let the end of the cable be up or down."""
+        ip("-n", self.network, "link", "set", self.cable, state)
+
     def lose(self) -> None:
         """Kill whatever runs on this host, workers in sessions of their own too."""
         listing = subprocess.run(
@@ -79,8 +84,8 @@ def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
            "peer", "name", second.cable, "netns", second.network)  # fmt: skip
         for host, address in zip((first, second), ADDRESSES, strict=True):
             ip("-n", host.network, "addr", "add", f"{address}/24", "dev", host.cable)
-            for device in ("lo", host.cable):
-                ip("-n", host.network, "link", "set", device, "up")
+            ip("-n", host.network, "link", "set", "lo", "up")
+            host.plug("up")
         yield first, second
 
 
@@ -92,12 +97,12 @@ def ip(*words: str) -> None:
 Start = Callable[[Host, str, Path], "subprocess.Popen[str]"]
 
 
-def by_torchrun(host: Host, recipe: str, run: Path) -> subprocess.Popen[str]:
+def by_torchrun(host: Host, recipe: str, run: Path, *words: str) -> subprocess.Popen[str]:
     """What a person starts on each host."""
     meeting = ["--node-rank", str(host.number), "--master-addr", ADDRESSES[0], "--master-port", str(PORT)]
     return host.start(
         "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", *meeting, "-m", "paceline", "train", recipe,
-        *WORDS, str(run),
+        *words, *WORDS, str(run),
     )  # fmt: skip
 
 
@@ -147,3 +152,31 @@ def test_a_host_that_is_lost_and_comes_back_leaves_the_undisturbed_run(
     starts = [row for row in rows_of(run) if row["kind"] == "start"]
     assert len(starts) == 2
     assert starts[0]["placement"]["replicas"] == (4 if start is by_torchrun else 2)
+
+
+def pipeline(host: Host, recipe: str, run: Path) -> subprocess.Popen[str]:
+    """The same for a replica of two stages on each host."""
+    return by_torchrun(host, recipe, run, "on.stages=2")
+
+
+@pytest.mark.parametrize("start", [by_variables, pipeline])
+def test_a_cable_that_is_pulled_out_ends_the_run_and_once_it_is_back_the_run_goes_on(
+    hosts: tuple[Host, Host], tmp_path: Path, start: Start
+) -> None:
+    recipe = write_small(tmp_path, epochs="20")
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    end([start(host, recipe, whole) for host in hosts])
+    steps, random = newest_step(whole), Random(os.environ.get("CHAOS_SEED"))
+    for first, last in ((1, steps // 3), (steps // 3, steps // 2)):
+        processes = [start(host, recipe, run) for host in hosts]
+        wait_for(run, max(newest_step(run) + 1, random.randrange(first, last)), processes)
+        pulled = hosts[random.randrange(2)]
+        print(f"pulled out of host {pulled.number} after step {newest_step(run)}")
+        pulled.plug("down")
+        said = [process.communicate(timeout=120)[1] for process in processes]
+        assert [process.returncode for process in processes] == [1, 1], said
+        assert newest_step(run) < steps, "the cable was pulled out too late to mean anything"
+        pulled.plug("up")
+    end([start(host, recipe, run) for host in hosts])
+    assert fingerprint(run) == fingerprint(whole)
+    assert sum(row["kind"] == "start" for row in rows_of(run)) == 3
