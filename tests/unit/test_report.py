@@ -381,5 +381,5 @@ def test_a_report_takes_a_hundredth_of_the_time_and_its_end_is_never_left_out(
             if one._thread is not None:
                 one._thread.join()
             now[0] += 60
-    assert written == [1000, 1063, 1184, 1305, 1368]  # of validations at 1063, 1124 and so on
-    assert drawn == [1001, 1306, 1369]
+    assert written == [1000, 1061, 1184, 1305, 1368]  # of validations 60 seconds apart
+    assert drawn == [1062, 1306, 1369]

@@ -102,5 +102,5 @@ def _draw_series(axes: Axes, series: Series) -> None:
     few = (judged and len(y) <= 40) or len(y) == 1
     axes.plot(
         series.x, y, color=_COLORS[series.color % len(_COLORS)], linewidth=1.9 if judged else 1.3, label=series.name,
-        marker="o" if few else None, markersize=3.5, solid_capstyle="round",
+        marker="o" if few else None, markersize=3.5, solid_capstyle="round", clip_on=False,
     )  # fmt: skip

@@ -35,11 +35,16 @@ _REST = 100.0
 """What takes some time is not done again before so many times as much has passed: threads share Python's lock."""
 
 
+_SHORT = 30.0
+"""Seconds before which no picture is drawn but at the end: only to import what draws takes a good part of one."""
+
+
 class _Pace:
     """Says when something may be done again, by how long it took the last time."""
 
-    def __init__(self) -> None:
-        self._due_at = 0.0
+    def __init__(self, first: float = 0.0) -> None:
+        """It may be done for the first time in so many seconds."""
+        self._due_at = time.monotonic() + first
 
     def is_due(self) -> bool:
         return time.monotonic() >= self._due_at
@@ -60,7 +65,7 @@ class ReportSink(Sink):
     def __init__(self, plan: Plan, run: Run, _console: Console, data_folder: Path | None = None) -> None:
         self._plan, self._run, self._data_folder = plan, run, data_folder
         self._thread: Thread | None = None
-        self._page, self._picture = _Pace(), _Pace()
+        self._page, self._picture = _Pace(), _Pace(_SHORT)
         self._fault: str | None = None
         self._told = False
 
