@@ -85,7 +85,7 @@ def choose(folder: Path, words: Sequence[str], written: Recipe, progress: Progre
     choices = _recipe(index, given, written)
     if data.labels is not None:
         choices.append(Choice("data.labels", data.labels, "the folders are no classes, and this file lists the images"))
-    if not len(index.validation):
+    if not len(index.validation) and "data.validation" not in given:
         share = 20 if len(index.training) < 10_000 else 10 if len(index.training) < 100_000 else 5
         choices.append(Choice("data.validation", f"{share}%", "there is no validation split"))
         index = open_index(data.model_copy(update={"validation": share / 100}), folder, progress)

@@ -78,6 +78,17 @@ def test_a_word_takes_the_place_of_a_choice(tmp_path: Path) -> None:
     assert job.written.place(("epochs",)) == "'epochs=7'"
 
 
+def test_images_of_which_none_is_to_be_validated_are_fitted_too(tmp_path: Path) -> None:
+    folder = put(tmp_path / "photos", *(f"{number}/{number}.jpg" for number in range(20)))
+    with pytest.raises(
+        DataError, match=r"no class has two images, .* or write data.validation=0 evaluate.every=never$"
+    ):
+        chosen(folder)
+    found = chosen(folder, "data.validation=0", "evaluate.every=never")
+    assert "data.validation" not in found
+    assert found["recipe"] == "images/resnet18"
+
+
 def test_weights_that_are_at_hand_are_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = photos(tmp_path / "photos")
     assert chosen(folder, "init.from=torchvision:resnet50")["recipe"] == "images/resnet50-finetune"

@@ -161,7 +161,10 @@ def _split_masks(
     if data.validation:
         validation = _sample_classes(images, labeled, labeled, "validation", data.validation, leave_one=True)
         if not validation.any():
-            raise DataError(f"{folder}: no class has two images, so none can be set aside for validation; add images")
+            raise DataError(
+                f"{folder}: no class has two images, so none can be set aside for validation; add images, or write "
+                "data.validation=0 evaluate.every=never"
+            )
     training, validation = ~validation & labeled, validation & labeled
     if data.fraction < 1:
         training = _sample_classes(images, labeled, training, "use", data.fraction, leave_one=False)
