@@ -196,6 +196,10 @@ def test_a_fault_on_a_page_says_the_line_and_what_to_write(old: str, new: str, s
         ("epochs.x=3", "'epochs.x=3': 'epochs' is a single value and has no keys of its own"),
         ("epochs", "'epochs': expected key=value, such as epochs=20 or optimizer.lr=0.2"),
         ("=3", "'=3': expected key=value, such as epochs=20 or optimizer.lr=0.2"),
+        (
+            "stage1]",
+            "'stage1]': expected key=value, such as epochs=20 or optimizer.lr=0.2; a word with spaces in it needs",
+        ),
         ("report=5", f"'report=5': report: {OR_TIME}, such as '5 epochs'"),
         ("report=0.25", f"'report=0.25': report: {OR_TIME}, such as '0.25 epochs'"),
         ("evaluate.every=none", f"'evaluate.every=none': evaluate.every: {OR_NEVER}"),

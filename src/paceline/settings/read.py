@@ -71,6 +71,8 @@ def override(tree: Tree, word: str, model: type[Settings], prefix: str = "") -> 
         raise SpecError(f"{place}: {'no setting lies so deep' if _is_text(word) else 'this is not UTF-8 text'}")
     if not equals or not all(path):
         hint = f"; for a folder of images write --data {word}" if not equals and os.path.isdir(word) else ""  # noqa: PTH112
+        if not equals and word.endswith((",", "]", "}")):
+            hint = "; a word with spaces in it needs quotes, as in 'freeze=[stem, stage1]'"
         raise SpecError(f"{place}: expected key=value, such as epochs=20 or optimizer.lr=0.2{hint}")
     section = tree.values
     for key in path[:-1]:
