@@ -194,7 +194,7 @@ def make_job(
         written.places["data", key] = "found"
     recipe = follow_source(recipe.model_copy(update={"data": settings}), written)
     job = plan_job(name, recipe, placement, folder, written, placed, launch=launch)
-    if folder is not None:
+    if folder is not None or not locate.needs_files(settings):
         class_weights(job.plan, folder)  # refuses names that no class has
     return replace(job, choices=choices)
 

@@ -81,6 +81,10 @@ FAULTS = [
         ["train", "photos", "class_weights=balanced"],
         "recipe has no 'class_weights'; did you mean 'loss.class_weights'?",
     ),
+    (
+        ["train", "loss.class_weights={dog: 2}"],
+        "no class is named 'dog'; the classes are disc, ring, square, frame, tri",
+    ),
     (["train", "photos", "loss.class_weights={cats: 2}"], "no class is named 'cats'; did you mean 'cat'?"),
     (["plan", "freeze_layers=3"], "'freeze_layers=3': recipe has no 'freeze_layers'; did you mean 'freeze'?"),
     (
