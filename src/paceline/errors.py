@@ -35,6 +35,11 @@ class Broken(UserError):
     status = 1
 
 
+class RanOut(Broken):
+    """A micro-batch took more memory than there is; the run folder remembers it, and the next start takes a smaller
+    one."""
+
+
 class NotSaved(UserError):
     """The end of a run, or of this start, could not be saved: it goes on from what was saved before."""
 

@@ -23,6 +23,7 @@ from paceline.model.sources import follow_source
 from paceline.planning import Plan
 from paceline.probing import planned
 from paceline.progress import progress_bar
+from paceline.ran_out import RAN_OUT
 from paceline.record import (
     FOLLOWED,
     PLAN,
@@ -297,7 +298,7 @@ def _cleared(folder: Path) -> bool:
     with Run(folder, "read") as run:
         if not run.try_own():
             return False
-        for name in (PLAN, RECORD, FOLLOWED, LOG, FINGERPRINT, QUARANTINE, WANDB, MLFLOW):
+        for name in (PLAN, RAN_OUT, RECORD, FOLLOWED, LOG, FINGERPRINT, QUARANTINE, WANDB, MLFLOW):
             (folder / name).unlink(missing_ok=True)
         for name in ("checkpoints", EVENTS):
             shutil.rmtree(folder / name, ignore_errors=True)

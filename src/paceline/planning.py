@@ -25,6 +25,8 @@ class Plan:
     """Whether nothing is trained by it, so that its micro-batch may be one that no step is made of."""
     chosen_by: str = "the placement"
     """Where the micro-batch comes from: the placement, an estimate, or a probe."""
+    ran_out: int | None = None
+    """A micro-batch for which the memory did not suffice before, so that this one is smaller."""
 
     @property
     def data(self) -> Data:

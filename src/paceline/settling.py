@@ -10,56 +10,79 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import PlanError
 from paceline.facts import Probe
 from paceline.job import Job
 from paceline.launch import without_launcher
 from paceline.layouts import fitting_sizes, images_that_fit
 from paceline.machine import Machine
+from paceline.memory import best_that_fits
 from paceline.planning import Plan
 from paceline.probing import decided, is_open, read_probe, store_probe, stored_probe
 from paceline.progress import notify
+from paceline.ran_out import least_too_large, next_smaller
 from paceline.reconcile import make_plan
-from paceline.settings.placement import AUTO
+from paceline.settings.placement import AUTO, Placement
 
 _PATIENCE = 600.0
 """Seconds that a probe may take."""
 
 
-def settled(job: Job, trains: bool) -> Job:
-    """The job with nothing left to the machine. Where a launcher has started several processes, the first decides for
-    all, by the least memory that any has; only what `trains` is worth a probe that was not taken yet."""
+def settled(job: Job, trained: Path | None) -> Job:
+    """The job with nothing left to the machine, and no micro-batch for which the memory did not suffice before. Where a
+    launcher has started several processes, the first decides for all, by the least memory that any has.
+
+    Only what is `trained`, in this run folder, is worth a probe that was not taken yet.
+    """
     memory = job.plan.placement.memory
     if job.launch is None or job.launch.count == 1:
-        return _with(job, _decide(job, memory, trains)) if trains else job
+        return _with(job, _decide(job, memory, trained)) if trained is not None else job
     from paceline.rendezvous import decided_by_first, die_with_launcher
 
     def decide(memories: list[int]) -> dict[str, Any]:
-        return _decide(job, min(memories), trains)
+        return _decide(job, min(memories), trained)
 
     die_with_launcher()
     return _with(job, decided_by_first(job.launch, job.plan.placement.timeout, memory, decide))
 
 
-def _decide(job: Job, memory: int, probes: bool) -> dict[str, Any]:
-    """What is chosen for this job in so much memory, as JSON; on CUDA by a probe that is taken now, if there is none,
-    it matters, and `probes` says so."""
-    plan = job.plan
+def _decide(job: Job, memory: int, trained: Path | None) -> dict[str, Any]:
+    """What is chosen for this job in so much memory, as JSON; on CUDA by a probe that is taken now, if there is none
+    and it matters to what is trained."""
+    plan, probe, ran_out = job.plan, None, None
+    asked = job.asked.model_copy(update={"memory": memory})
     if is_open(job.asked) and not plan.evaluates:
-        asked = job.asked.model_copy(update={"memory": memory})
         plan = make_plan(plan.recipe, asked, job.machine, plan.network, job.launch)
         probe = stored_probe(plan, job.machine)
-        if probe is None and probes and plan.placement.device == "cuda" and _may_not_fit(plan):
+        if probe is None and trained and plan.placement.device == "cuda" and _may_not_fit(plan):
             probe = probe_apart(plan, job.machine)
         if probe is not None:
             plan = decided(plan, asked, probe, job.machine, job.launch)
+    if trained is not None and (least := least_too_large(trained, plan)) is not None and plan.micro_batch >= least:
+        ran_out, plan = least, _below(plan, asked, probe, least)
     recompute = list(plan.placement.recompute)
-    return {"micro_batch": plan.micro_batch, "recompute": recompute, "chosen_by": plan.chosen_by}
+    return {
+        "micro_batch": plan.micro_batch, "recompute": recompute, "chosen_by": plan.chosen_by, "ran_out": ran_out,
+    }  # fmt: skip
+
+
+def _below(plan: Plan, asked: Placement, probe: Probe | None, least: int) -> Plan:
+    """The plan with a smaller micro-batch than the least that is known to be too large."""
+    if probe is not None:
+        return best_that_fits(plan, asked, probe, least)
+    smaller = next_smaller(replace(plan, placement=plan.placement.model_copy(update={"micro_batch": least})))
+    if smaller is None:
+        raise PlanError(
+            f"on.micro_batch={least} ran out of memory, and no smaller one fits norm_batch and on.replicas; write "
+            "on.recompute=all, or more on.replicas"
+        )
+    return replace(plan, placement=plan.placement.model_copy(update={"micro_batch": smaller}))
 
 
 def _with(job: Job, decision: dict[str, Any]) -> Job:
-    """The job with what was decided in place of what it leaves open."""
-    asked, changes = job.asked, dict[str, Any]()
-    if asked.micro_batch == "auto":
+    """The job with what was decided in place of what it leaves open, or of what is too large."""
+    asked, ran_out, changes = job.asked, decision["ran_out"], dict[str, Any]()
+    if asked.micro_batch == "auto" or (ran_out is not None and job.plan.micro_batch >= ran_out):
         changes["micro_batch"] = decision["micro_batch"]
     if asked.recompute == AUTO:
         changes["recompute"] = tuple(decision["recompute"])
@@ -67,7 +90,8 @@ def _with(job: Job, decision: dict[str, Any]) -> Job:
         return job
     settings, machine, plan = asked.model_copy(update=changes), job.machine, job.plan
     plan = make_plan(plan.recipe, settings, machine, plan.network, job.launch, plan.evaluates)
-    return replace(job, plan=replace(plan, chosen_by=decision["chosen_by"]))
+    by = f"less than {ran_out}, which ran out of memory" if ran_out is not None else decision["chosen_by"]
+    return replace(job, plan=replace(plan, chosen_by=by, ran_out=ran_out))
 
 
 def _may_not_fit(plan: Plan) -> bool:

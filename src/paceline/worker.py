@@ -16,6 +16,7 @@ from paceline.errors import Broken, PlanError, UserError
 from paceline.job import Job, stored_job
 from paceline.launch import MESSAGES_FOLDER, launched
 from paceline.machine import check_torch_build
+from paceline.ran_out import remembered
 from paceline.record import json_text
 from paceline.settings.read import flow
 from paceline.settling import settled
@@ -35,7 +36,7 @@ def run_verb(verb: str, job: Job, folder: Path, **arguments: Any) -> Any:
     """
     check_torch_build(job.plan.placement.device)
     if job.launch is not None or job.plan.processes == 1:  # else each replica does so
-        job = settled(job, trains=verb == "train")
+        job = settled(job, folder if verb == "train" else None)
     if job.launch is not None and job.launch.rank >= job.plan.processes:
         from paceline.data.index.fingerprint import data_digest
         from paceline.world import stand_by
@@ -57,8 +58,16 @@ def run_verb(verb: str, job: Job, folder: Path, **arguments: Any) -> Any:
             "arguments": arguments,
             "result": str(result),
         }
-        status = start_replicas(job.plan.processes, ["paceline.worker", str(folder), verb, json.dumps(request)])
-        return json.loads(result.read_text()) if result.is_file() else status
+        command = ["paceline.worker", str(folder), verb, json.dumps(request)]
+        while True:
+            too_large = remembered(folder)
+            try:
+                status = start_replicas(job.plan.processes, command)
+            except Broken:
+                if verb != "train" or remembered(folder) == too_large:
+                    raise
+            else:
+                return json.loads(result.read_text()) if result.is_file() else status
 
 
 def main() -> None:
@@ -68,7 +77,7 @@ def main() -> None:
     with visible_output(), faults_in_one_line():
         data, test = (Path(path) if path else None for path in (request["data"], request["test"]))
         job = stored_job(Path(folder), request["words"], data, test, evaluates=verb in ("validate", "follow"))
-        job = settled(job, trains=verb == "train")
+        job = settled(job, Path(folder) if verb == "train" else None)
         result = _verbs()[verb](job, Path(folder), **request["arguments"])
         if job.launch is not None and job.launch.rank == 0:
             Path(request["result"]).write_text(json_text(result))

@@ -156,7 +156,7 @@ def test_a_run_on_cuda_is_probed_first_where_that_matters(
         return replace(third, blocks=blocks)
 
     monkeypatch.setattr(settling, "probe_apart", take)
-    job = settled(job_on_cuda(*words, **placed), trains)
+    job = settled(job_on_cuda(*words, **placed), tmp_path if trains else None)
     assert len(taken) == probes
     if probes and "micro_batch" not in placed:
         assert job.plan.chosen_by.startswith("a probe of")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from paceline import checkpoint
 from paceline.command.tables import show_line
-from paceline.command.train import refuse_folder_in_use
-from paceline.errors import Damaged, RunError, SpecError
+from paceline.command.train import refuse_folder_in_use, start_again
+from paceline.errors import Damaged, RanOut, RunError, SpecError
 from paceline.job import Job, check_apart, flag_words, plan_job, prepare_folder, stored_job
 from paceline.progress import notify
 from paceline.record import PLAN, Run, json_text, recipe_changes, rows_of, stored_plan
@@ -46,7 +46,12 @@ def run(
             continue_in(job, folder, out)
         folder = out
     refuse_folder_in_use(folder, job.launch is None)
-    return int(run_verb("train", job, folder, command=sys.argv[1:]))
+    try:
+        return int(run_verb("train", job, folder, command=sys.argv[1:]))
+    except RanOut:
+        if job.launch is not None:
+            raise
+        start_again([])
 
 
 def longer_job(folder: Path, until: str, words: list[str], data: Path | None) -> Job:

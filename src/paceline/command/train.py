@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from paceline.command.notes import describe_found, index_of, notes_of
 from paceline.command.tables import show_line
-from paceline.errors import RunError
+from paceline.errors import RanOut, RunError
 from paceline.job import Asked, Job, ask, check_apart, make_job, prepare_folder
 from paceline.machine import check_torch_build
 from paceline.model.packages import check_packages
@@ -31,7 +33,20 @@ def run(
 ) -> int:
     """Train; a folder that holds the same recipe is continued."""
     job, folder = begin(recipe, words, data, out, page, replicas, device)
-    return int(run_verb("train", job, folder, command=sys.argv[1:]))
+    try:
+        return int(run_verb("train", job, folder, command=sys.argv[1:]))
+    except RanOut:
+        if job.launch is not None:  # who starts again what has ended
+            raise
+        start_again([] if out else ["--out", str(folder)])
+
+
+def start_again(more_words: list[str]) -> NoReturn:
+    """Run this command once more in place of this process, to have all of the device's memory again; the run folder
+    remembers the micro-batch that was too large."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "paceline", *sys.argv[1:], *more_words])
 
 
 def begin(

@@ -12,12 +12,12 @@ from rich.console import Console
 
 from paceline import checkpoint
 from paceline.binding import bound_cores
-from paceline.errors import INTERRUPTED, Broken, ReadFailed, UserError
+from paceline.errors import INTERRUPTED, Broken, RanOut, ReadFailed, UserError
 from paceline.job import Job
 from paceline.launch import MESSAGES_FOLDER
-from paceline.layouts import fits, mixes
 from paceline.planning import Plan
-from paceline.record import start_row
+from paceline.ran_out import next_smaller, remember
+from paceline.record import Row, Run, start_row
 from paceline.settings.placement import SinkName
 from paceline.sink import OpenSink, open_sinks
 from paceline.sink.advice import AdviceSink
@@ -44,11 +44,11 @@ def train_run(
     ) as session:
         try:
             return _train(session, job, console, command, handed)
-        except torch.OutOfMemoryError:
-            fault = Broken(out_of_memory(job.plan))
-            _write_failure(session, fault)
-            raise fault from None
         except BaseException as fault:
+            if is_out_of_memory(fault):
+                told = _ran_out(session)
+                _write_failure(session, told)
+                raise told from None
             _write_failure(session, fault)
             saved = checkpoint.saved_steps(session.run.checkpoints)
             if isinstance(fault, Broken | ReadFailed) and session.requests.urgent and session.state.step in saved:
@@ -82,6 +82,8 @@ def _train(
         forms={block: form for _, forms in stages for block, form in forms.items()},
         cores=world.all_gather_object(bound_cores()),
     )
+    if plan.ran_out is not None:
+        _tell_once(run, before, plan)
     if plan.stages > 1:
         run.note(f"The stages begin at {', '.join(next(iter(forms), '') for _, forms in stages)}.")
     if job.launch and (working := min(plan.replicas, plan.micro_batches) * plan.stages) < job.launch.count:
@@ -105,25 +107,58 @@ def _train(
     return 0 if done else INTERRUPTED
 
 
+def _tell_once(run: Run, before: list[Row], plan: Plan) -> None:
+    """Note that the micro-batch is smaller than it was, in the first start in which it is."""
+    text = (
+        f"on.micro_batch={plan.ran_out} ran out of memory, so it is {plan.micro_batch} from here on, "
+        "in what is the same run"
+    )
+    if not any(row.get("text") == text for row in before):
+        run.note(text, warning=True)
+
+
 def _tell_launcher(session: Session) -> None:
     """Let Paceline's own launcher know that this start was interrupted, and is saved."""
     if session.world.first and MESSAGES_FOLDER in os.environ:
         Path(os.environ[MESSAGES_FOLDER], "interrupted").touch()
 
 
+_OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
+"""What CUDA, its libraries and torch on the CPU say where they raise no error of its own kind."""
+
+
+def is_out_of_memory(fault: BaseException) -> bool:
+    """Whether memory is what was missing."""
+    if isinstance(fault, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(fault, RuntimeError) and any(words in str(fault) for words in _OUT_OF_MEMORY)
+
+
 def out_of_memory(plan: Plan) -> str:
     """What to write when a micro-batch does not fit the memory."""
-    smaller = [
-        size
-        for size in range(plan.micro_batch - 1, 0, -1)
-        if fits(plan.global_batch, plan.norm_batch, plan.replicas, size) and mixes(plan.recipe, size)
-    ]
+    smaller = next_smaller(plan)
     remedy = (
-        f"write a smaller one, such as on.micro_batch={smaller[0]}"
+        f"write a smaller one, such as on.micro_batch={smaller}"
         if smaller
         else "no smaller one fits norm_batch and on.replicas; write on.recompute=all, or more on.replicas"
     )
     return f"out of memory at on.micro_batch={plan.micro_batch}; {remedy}"
+
+
+def _ran_out(session: Session) -> Broken:
+    """Remember a micro-batch that does not fit the memory, if there is a smaller one."""
+    plan = session.plan
+    smaller = next_smaller(plan)
+    if smaller is None:
+        return Broken(out_of_memory(plan))
+    try:
+        remember(session.run.folder, plan)
+    except Broken as fault:
+        return Broken(f"{out_of_memory(plan)} ({fault})")
+    return RanOut(
+        f"out of memory at on.micro_batch={plan.micro_batch}; started again, the run goes on with "
+        f"on.micro_batch={smaller}"
+    )
 
 
 def _write_failure(session: Session, fault: BaseException) -> None:
