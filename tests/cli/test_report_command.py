@@ -148,6 +148,7 @@ def test_a_report_works_in_a_browser_without_a_network(trained: Path, tmp_path: 
         for path in (trained / "run" / REPORT, tmp_path / "two.html"):
             with opened_alone(browser, path, dark) as page:
                 check_charts(page, dark)
+                check_paper(page)
                 if path.parent == tmp_path:
                     check_relabels(page, tmp_path)
         browser.close()
@@ -181,6 +182,22 @@ def check_charts(opened: Page, dark: bool) -> None:
     assert "step" in (opened.locator(".hoverlayer").first.text_content() or "")
     background = opened.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(255, 255, 255)") != dark
+
+
+def check_paper(opened: Page) -> None:
+    """On paper two charts stand beside each other and nothing is closed; afterwards charts are as wide as before."""
+
+    def width() -> float:
+        return float(opened.evaluate("document.querySelector('.chart .main-svg').getBoundingClientRect().width"))
+
+    before, closed = width(), "details:not([open])"
+    marked = opened.locator(closed).count()
+    opened.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert width() == 335 < before
+    assert opened.locator(closed).count() == 0
+    opened.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert abs(width() - before) < 2
+    assert opened.locator(closed).count() == marked
 
 
 def check_relabels(opened: Page, folder: Path) -> None:

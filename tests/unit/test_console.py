@@ -176,7 +176,11 @@ def live(plan: Plan, run: Run) -> tuple[ConsoleSink, Callable[[], list[str]]]:
 
 def test_a_display_shows_numbers_and_what_is_done_beside_the_training(tmp_path: Path) -> None:
     sink, picture = live(make_plan(), Run(tmp_path, "read"))
+    sink.progress("saving", 0, 0)
+    sink.row({"kind": "checkpoint", "step": 0})
+    assert any(line.startswith("starting ") for line in picture())  # a first step may take long
     sink.progress("training", 3, 6)
+    assert not any(line.startswith("starting ") for line in picture())
     sink.row(report_of(3) | {"epoch": 0.5})
     assert any(line.startswith("step 3 of 6  ━━━") for line in picture())
     assert "loss  1.9500     images/s now     80" in "".join(picture())

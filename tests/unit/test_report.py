@@ -89,8 +89,8 @@ def test_curves_hold_what_the_rows_hold(tmp_path: Path) -> None:
         validation_of(3, 0.25),
     ]
     made = read(write_run(tmp_path / "run", rows=rows))
-    titles = [word for word in made.words if word in ("Loss", "Memory", "Gradient norm", "Bad steps")]
-    assert titles == ["Loss", "Memory"]  # what is never a number, or always zero, is not drawn
+    titles = [word for word in made.words if word in ("Loss", "Memory in GiB", "Gradient norm", "Bad steps")]
+    assert titles == ["Loss", "Memory in GiB"]  # what is never a number, or always zero, is not drawn
     training, validation = made.figures[0]["series"]
     assert (training["step"], training["y"], validation["y"]) == ([1, 2, 3], [2.0, 1.0, 0.666667], [1.5])
 

@@ -10,8 +10,10 @@ from paceline.reporting.shown_run import ShownRun, number
 
 MOST_POINTS = 1500
 """Points of a curve; of more, every so many are drawn, and always the last."""
-Unit = Literal["loss", "number", "percent", "count"]
-"""How values are written; the axis of all but a loss begins at zero."""
+Unit = Literal["loss", "number", "percent", "count", "bytes"]
+"""How values are written; the axis of all but a loss begins at zero, and bytes are counted in GiB."""
+_WIDE = 20
+"""A loss that falls to so small a part of what it was is drawn in powers of ten, or its end would be a flat line."""
 
 
 class _Line(NamedTuple):
@@ -42,6 +44,8 @@ _CHARTS = (
     _Chart("Learning rate", "number", (_Line("training", "lr", "learning rate"),)),
     _Chart("Images a second", "count", (_Line("training", "images_per_second", "training"),)),
     _Chart("Waiting for images", "percent", (_Line("training", "waiting", "share of the time"),)),
+    _Chart("Gradient norm", "number", (_Line("training", "gradient_norm", "training"),)),
+    _Chart("Memory in GiB", "bytes", (_Line("training", "memory", "training"),)),
 )
 _TOLD = {
     "step", "epoch", "images", "of_images", "last_loss", "last_top1", "step_seconds", "total_seconds", "seconds",
@@ -72,6 +76,12 @@ class Chart:
     unit: Unit
     series: list[Series]
 
+    @property
+    def logarithmic(self) -> bool:
+        """Whether values are drawn in powers of ten."""
+        values = [value for one in self.series for value in one.y if value is not None]
+        return self.unit == "loss" and 0 < _WIDE * min(values, default=0) < max(values, default=0)
+
     def legend(self) -> list[Series]:
         """What has to be named below the title of a chart of one run."""
         return self.series if len(self.series) > 1 else []
@@ -83,7 +93,7 @@ def charts_of(runs: list[ShownRun]) -> list[Chart]:
     charts = []
     for title, unit, lines in [*_CHARTS, *_other_charts(runs)]:
         series = [
-            _series(run, line, index if several else color, several)
+            _series(run, line, index if several else color, several, 2**-30 if unit == "bytes" else 1.0)
             for index, run in enumerate(runs)
             for color, line in enumerate(lines)
             if _is_drawn(runs, line)
@@ -99,7 +109,7 @@ def _is_drawn(runs: list[ShownRun], line: _Line) -> bool:
 
 
 def _other_charts(runs: list[ShownRun]) -> list[_Chart]:
-    """Charts of whatever else the rows hold, such as memory or the norm of gradients."""
+    """Charts of whatever else the rows hold, such as the calibration error."""
     known = {(line.kind, line.field) for chart in _CHARTS for line in chart.lines}
     found: dict[tuple[Literal["training", "validation"], str], bool] = {}
     for run in runs:
@@ -123,7 +133,7 @@ def _rows(run: ShownRun, kind: str) -> list[Row]:
     return run.reports if kind == "training" else run.validations
 
 
-def _series(run: ShownRun, line: _Line, color: int, several: bool) -> Series:
+def _series(run: ShownRun, line: _Line, color: int, several: bool, scale: float) -> Series:
     rows = [row for row in _rows(run, line.kind) if line.field in row]
     every = -(-len(rows) // MOST_POINTS) or 1
     rows = [row for index, row in enumerate(rows) if index % every == 0 or index == len(rows) - 1]
@@ -135,7 +145,7 @@ def _series(run: ShownRun, line: _Line, color: int, several: bool) -> Series:
         color,
         style,
         [_short(float(row["epoch"])) for row in rows],
-        [None if value is None else _short(value) for value in values],
+        [None if value is None else _short(scale * value) for value in values],
         [row["step"] for row in rows],
     )
 
@@ -147,4 +157,7 @@ def _short(value: float) -> float:
 
 def figures(charts: list[Chart]) -> list[dict[str, Any]]:
     """The charts as the page's script reads them."""
-    return [{"unit": chart.unit, "series": [vars(one) for one in chart.series]} for chart in charts]
+    return [
+        {"unit": chart.unit, "log": chart.logarithmic, "series": [vars(one) for one in chart.series]}
+        for chart in charts
+    ]

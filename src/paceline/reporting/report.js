@@ -2,7 +2,9 @@
 "use strict";
 
 const COLORS = ["#3b7dd8", "#e0803a", "#35a06c", "#c9518f", "#8a6fd1", "#b3922a", "#2f9fb3", "#8b8f96"];
-const FORMATS = { percent: ".2%", number: ".4~g", loss: ".4~g", count: ",.0f" };
+const FORMATS = { percent: ".2%", number: ".4~g", loss: ".4~g", count: ",.0f", bytes: ".3~g" };
+
+const PRINTED = { width: 335, height: 205 };
 
 function plain(text) {
   // Plotly takes names for a little HTML of its own.
@@ -16,7 +18,7 @@ function trace(series, unit) {
     type: "scatter", mode: series.style === "validation" || series.x.length === 1 ? "lines+markers" : "lines",
     name: plain(series.name), x: series.x, y: series.y, customdata: series.step,
     line: { color, width: thin ? 1.5 : 2.2, dash: series.style === "second" ? "dot" : "solid" },
-    opacity: thin && series.paired ? 0.6 : 1, marker: { color, size: 5 },
+    opacity: thin && series.paired ? 0.75 : 1, marker: { color, size: 5 },
     hovertemplate: `%{y:${FORMATS[unit]}}  <span>step %{customdata:,}</span>`,
   };
 }
@@ -35,6 +37,7 @@ function draw(place, figure) {
     yaxis: { ...axis, nticks: 6, tickformat },
   };
   if (figure.unit !== "loss") layout.yaxis.rangemode = "tozero";
+  if (figure.log) Object.assign(layout.yaxis, { type: "log", dtick: 1 });
   const config = {
     responsive: true, displaylogo: false,
     modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d", "zoomIn2d", "zoomOut2d", "pan2d", "zoom2d"],
@@ -103,7 +106,19 @@ function sortable(table) {
 const figures = document.getElementById("figures");
 if (figures && typeof Plotly !== "undefined") {
   const drawn = JSON.parse(figures.textContent);
-  for (const place of document.querySelectorAll("[data-figure]")) draw(place, drawn[Number(place.dataset.figure)]);
+  const places = [...document.querySelectorAll("[data-figure]")];
+  for (const place of places) draw(place, drawn[Number(place.dataset.figure)]);
+  // On paper two charts stand side by side, and nothing there can be opened.
+  let closed = [];
+  addEventListener("beforeprint", () => {
+    closed = [...document.querySelectorAll("details:not([open])")];
+    for (const place of places) Plotly.relayout(place, PRINTED);
+    for (const one of closed) one.open = true;
+  });
+  addEventListener("afterprint", () => {
+    for (const place of places) Plotly.relayout(place, { width: null, height: null, autosize: true });
+    for (const one of closed) one.open = false;
+  });
 }
 document.querySelectorAll(".mistakes").forEach((block, number) => {
   orderPictures(block);

@@ -24,8 +24,6 @@ _INK, _MUTED, _GRID = "#1d2126", "#69717c", "#e3e6ea"
 _COLORS = ("#3b7dd8", "#e0803a", "#35a06c")
 """The colors of a report's curves."""
 _PANEL, _TALL, _DPI = 4.2, 3.7, 150
-_WIDE = 20
-"""A loss that falls to so small a part of what it was is drawn in powers of ten, or its end would be a flat line."""
 
 
 def write_results(run: ShownRun, path: Path) -> None:
@@ -83,8 +81,7 @@ def _draw(axes: Axes, chart: Chart) -> None:
             labelcolor=_MUTED, handlelength=1.4, handletextpad=0.5, columnspacing=1.4, borderaxespad=0.0,
         )  # fmt: skip
         legend.set_in_layout(False)
-    values = [value for series in chart.series for value in series.y if value is not None]
-    if chart.unit == "loss" and 0 < _WIDE * min(values) < max(values):
+    if chart.logarithmic:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.yaxis.set_minor_formatter(lambda *_: "")

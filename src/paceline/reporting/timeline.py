@@ -50,7 +50,7 @@ def _events(rows: list[Row]) -> list[_Event]:
                 events.append((None, step, what))
             bad, trained = count, step or trained
         elif (told := _told(row)) is not None:
-            events.append((None, step, told))
+            events.append((number(row.get("time")), step, told))
         ended = ended or kind in ("interrupted", "failed", "end")
     return events
 

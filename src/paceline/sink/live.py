@@ -28,12 +28,15 @@ class LiveDisplay:
     def __init__(self, console: Console) -> None:
         self._status = Status()
         self._doing: Doing | None = None
+        self._starting: Doing | None = None
+        """Until the first step is done, which may have to compile and to choose kernels."""
         self._live = Live(console=console, get_renderable=lambda: self, refresh_per_second=PICTURES, transient=True)
 
     def start(self, rows: list[Row]) -> None:
         """Show the display, of a run whose record has these rows so far."""
         for row in rows:
             self._status.take(row, time.monotonic())
+        self._starting = Doing("starting", 0, 0, time.monotonic())
         self._live.start()
 
     def row(self, row: Row) -> None:
@@ -51,7 +54,7 @@ class LiveDisplay:
     def progress(self, what: str, done: int, total: int) -> None:
         """Take how far something has come."""
         if what == "training":
-            self._status.step = done
+            self._status.step, self._starting = done, None
             return
         doing, verb = self._doing, DOING.get(what, what)
         same = doing is not None and doing.what == verb
@@ -59,5 +62,5 @@ class LiveDisplay:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, now, status = max(1, options.max_width - _ROOM), time.monotonic(), self._status
-        drawn = bars(status, self._doing, now, width, options.ascii_only)
+        drawn = bars(status, self._doing or self._starting, now, width, options.ascii_only)
         yield Text("\n").join([*drawn, *numbers(status, now, width), *problems(status, width)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -99,9 +100,10 @@ def _train(
     if done:
         average_at_end(session)
     if done:
-        run.write("end", step=state.step, **run_speed(run.rows()))
+        run.write("end", step=state.step, time=time.time(), **run_speed(run.rows()))
     else:
-        run.write("interrupted", step=state.step, why="time limit" if session.requests.out_of_time else "signal")
+        why = "time limit" if session.requests.out_of_time else "signal"
+        run.write("interrupted", step=state.step, time=time.time(), why=why)
     if not done:
         _tell_launcher(session)
     return 0 if done else INTERRUPTED
@@ -168,4 +170,4 @@ def _write_failure(session: Session, fault: BaseException) -> None:
         finish_saving(session)
     session.run.patient = False
     with suppress(Broken):
-        session.run.write("failed", why=reason)
+        session.run.write("failed", time=time.time(), why=reason)
