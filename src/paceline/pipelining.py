@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleLoopedBFS,
+    schedules,
+)
 
 from paceline.world import World
+
+# A fault is told once, in one line of ours, and not with torch's whole schedule around it.
+logging.getLogger(schedules.__name__).setLevel(logging.CRITICAL)
 
 
 class TensorShape(NamedTuple):
@@ -23,13 +35,20 @@ class TensorShape(NamedTuple):
         return torch.empty(self.size, dtype=self.dtype, device=device)
 
 
+class Ends(NamedTuple):
+    """The tensors that come into a part of the network, and those that go out of it."""
+
+    inputs: Sequence[TensorShape]
+    outputs: Sequence[TensorShape]
+
+
 class Passes(NamedTuple):
     """What a stage does with a micro-batch, whose number is an argument, because several are in flight."""
 
     forward: Callable[..., Any]
-    """forward(number, *carried): this stage's part of a forward pass, by what came from the stage before."""
+    """forward(part, number, *carried): a forward pass through a part, by what came from the one before it."""
     loss: Callable[[Any, int], Tensor]
-    """loss(output, number): the loss by the output of the last stage."""
+    """loss(output, number): the loss by the output of the last part."""
 
 
 class Pipeline:
@@ -43,20 +62,24 @@ class Pipeline:
         world: World,
         order: Literal["grouped", "interleaved", "sequential"],
         micro_batches: int,
-        inputs: Sequence[TensorShape],
-        outputs: Sequence[TensorShape],
+        own: Mapping[int, Ends],
+        parts: int,
     ) -> None:
-        """The shapes are those of the tensors that come in and go out. Without them torch would find them out by a
-        training pass over memory that nobody has written to."""
+        """`own` are this stage's parts by number, of so many in all. Without the shapes of their ends torch would find
+        these out by a training pass over memory that nobody has written to."""
         self._world, self._passes = world, list[Passes]()
         self._numbers = torch.arange(micro_batches).split(1 if order == "sequential" else micro_batches)
-        taken, given = (tuple(_meta(shape) for shape in shapes) for shapes in (inputs, outputs))
-        self._stage = PipelineStage(
-            _Module(self._forward), world.stage, world.stages, world.device, taken, given, group=world.stage_group
-        )
-        schedule = Schedule1F1B if order == "interleaved" else ScheduleGPipe
+        self._parts = [self._part(part, parts, ends) for part, ends in own.items()]
+        one: Any = Schedule1F1B if order == "interleaved" else ScheduleGPipe
+        several: Any = ScheduleInterleaved1F1B if order == "interleaved" else ScheduleLoopedBFS
+        schedule, stages = (one, self._parts[0]) if len(own) == 1 else (several, self._parts)
         # Losses and gradients are sums.
-        self._schedule = schedule(self._stage, len(self._numbers[0]), loss_fn=self._loss, scale_grads=False)
+        self._schedule = schedule(stages, len(self._numbers[0]), loss_fn=self._loss, scale_grads=False)
+
+    def _part(self, part: int, parts: int, ends: Ends) -> PipelineStage:
+        taken, given = (tuple(_meta(shape) for shape in shapes) for shapes in ends)
+        forward, world = _Module(partial(self._forward, part)), self._world
+        return PipelineStage(forward, part, parts, world.device, taken, given, group=world.stage_group)
 
     def step(self, passes: Passes) -> None:
         """Take all micro-batches through."""
@@ -67,7 +90,8 @@ class Pipeline:
                     raise fault
         finally:
             self._passes.clear()
-            self._stage.clear_runtime_states()
+            for part in self._parts:
+                part.clear_runtime_states()
 
     def _run(self, numbers: Tensor) -> BaseException | None:
         """Run the schedule; gives what went wrong in this stage's own passes, around which torch puts a fault."""
@@ -79,15 +103,15 @@ class Pipeline:
             return fault.__cause__
         return None
 
-    def _forward(self, *carried: Tensor, number: Tensor) -> Any:
-        return self._passes[0].forward(int(number), *carried)
+    def _forward(self, part: int, *carried: Tensor, number: Tensor) -> Any:
+        return self._passes[0].forward(part, int(number), *carried)
 
     def _loss(self, output: Any, number: Tensor) -> Tensor:
         return self._passes[0].loss(output, int(number))
 
 
 class _Module(nn.Module):
-    """A stage's part of a forward pass, as torch wants it."""
+    """A forward pass through a part, as torch wants it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()

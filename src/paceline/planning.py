@@ -67,13 +67,18 @@ class Plan:
         return self.placement.stages
 
     @property
+    def parts(self) -> int:
+        """Runs of blocks that the network is cut into: one for each stage, or as many as it has virtual stages."""
+        return self.stages * self.placement.virtual_stages if self.stages > 1 else 1
+
+    @property
     def processes(self) -> int:
         """Processes of all replicas together: each stage is one."""
         return self.replicas * self.stages
 
     @property
     def splits(self) -> list[str]:
-        """The blocks that begin the second stage and those after it; none where stages are balanced at the start."""
+        """The blocks that begin the second part and those after it; none where parts are balanced at the start."""
         names = {self.network.chosen("on.splits", [name])[0] for name in self.placement.splits}
         return [block for block in self.network.blocks if block in names]
 

@@ -12,24 +12,27 @@ from paceline.settings.model import External
 
 def check_stages(plan: Plan) -> None:
     """Refuse stages that the network or the placement cannot have, and splits that do not make them."""
-    placement, blocks, stages = plan.placement, plan.network.blocks, plan.stages
+    placement, blocks, parts = plan.placement, plan.network.blocks, plan.parts
     named = [plan.network.chosen("on.splits", [name])[0] for name in placement.splits]
-    if named and len(named) != stages - 1:
+    times = f" times on.virtual_stages={placement.virtual_stages}" if _loops(plan) else ""
+    asked = f"on.stages={plan.stages}{times}"
+    if named and len(named) != parts - 1:
+        fewer = "" if _loops(plan) else f"write on.stages={len(named) + 1}, or "
         raise PlanError(
-            f"on.splits names {len(named)} of the blocks that begin stages 2, 3 and so on, and on.stages is {stages}; "
-            f"write on.stages={len(named) + 1}, or name {stages - 1 or 'none'}"
+            f"on.splits names {len(named)} of the blocks that begin {part_name(plan)}s 2, 3 and so on, for {asked}; "
+            f"{fewer}name {parts - 1 or 'none'}"
         )
-    if stages == 1:
+    if plan.stages == 1:
         return
     _check_placement(plan)
     if isinstance(plan.recipe.model, External):
         raise PlanError("a network of another package is one block, which stages cannot share; write on.stages=1")
-    if stages > len(blocks):
-        raise PlanError(f"on.stages={stages}, and the network has {len(blocks)} blocks; write at most that")
+    if parts > len(blocks):
+        raise PlanError(f"{asked}, and the network has {len(blocks)} blocks; write at most that")
     if named and (blocks[0] in named or len(set(named)) < len(named)):
         raise PlanError(
-            f"on.splits: each names the first block of another stage, and the first stage begins at '{blocks[0]}' by "
-            f"itself; choose {stages - 1} of {', '.join(blocks[1:])}"
+            f"on.splits: each names the first block of another {part_name(plan)}, and the first one begins at "
+            f"'{blocks[0]}' by itself; choose {parts - 1} of {', '.join(blocks[1:])}"
         )
     if named:
         _check_trained(plan)
@@ -47,46 +50,69 @@ def _check_placement(plan: Plan) -> None:
             f"on.stages would change how {placement.weights} weights are rounded; write on.weights=fp32, or "
             "on.stochastic_rounding=false"
         )
-    fewest = plan.micro_batches // plan.replicas
-    if placement.pipeline == "interleaved" and 0 < fewest < plan.stages:
+    if placement.pipeline == "interleaved":
+        _check_interleaved(plan)
+
+
+def _check_interleaved(plan: Plan) -> None:
+    """Refuse numbers of micro-batches that torch's schedules do not take."""
+    fewest, most = plan.micro_batches // plan.replicas, plan.rounds
+    if 0 < fewest < plan.stages:
         raise PlanError(
             f"on.pipeline=interleaved needs as many micro-batches of each replica in a step as there are stages, "
             f"{plan.stages}, and there are {fewest}; write on.pipeline=grouped, or a smaller on.micro_batch than "
             f"{plan.micro_batch}"
         )
+    if _loops(plan) and (fewest % plan.stages or most % plan.stages):
+        counts = f"{fewest}" if fewest == most else f"{fewest} or {most}"
+        raise PlanError(
+            f"on.pipeline=interleaved with on.virtual_stages takes the micro-batches of each replica in rounds of "
+            f"{plan.stages}, and there are {counts} in a step; write on.pipeline=grouped, or another on.micro_batch "
+            f"than {plan.micro_batch}"
+        )
+
+
+def _loops(plan: Plan) -> bool:
+    """Whether a pass comes to each stage several times."""
+    return plan.parts > plan.stages
+
+
+def part_name(plan: Plan) -> str:
+    """What a run of blocks is called where a stage has one, or several."""
+    return "virtual stage" if _loops(plan) else "stage"
 
 
 def _check_trained(plan: Plan) -> None:
-    """Refuse a stage of which every block is frozen: no gradient would come through it."""
-    stages = parted(plan.network.blocks, plan.splits)
-    for number, blocks in enumerate(stages, 1):
+    """Refuse a part of which every block is frozen: no gradient would come through it."""
+    parts = parted(plan.network.blocks, plan.splits)
+    for number, blocks in enumerate(parts, 1):
         if set(blocks) <= set(plan.frozen):
             raise PlanError(
-                f"stage {number} of {len(stages)} has only blocks that freeze names ({', '.join(blocks)}); write fewer "
-                "on.stages, or on.splits that leave each stage something to train"
+                f"{part_name(plan)} {number} of {len(parts)} has only blocks that freeze names ({', '.join(blocks)}); "
+                "write fewer on.stages, or on.splits that leave each something to train"
             )
 
 
 def parted(blocks: Sequence[str], splits: Sequence[str]) -> list[list[str]]:
-    """The blocks of each stage."""
+    """The blocks of each part."""
     starts = [0, *(blocks.index(name) for name in splits)]
     return [list(blocks[a:b]) for a, b in zip(starts, [*starts[1:], len(blocks)], strict=True)]
 
 
-def balanced(blocks: Sequence[str], costs: Sequence[int], stages: int) -> list[str]:
-    """The splits with which the stage that costs most costs least, and the others about the same."""
+def balanced(blocks: Sequence[str], costs: Sequence[int], parts: int) -> list[str]:
+    """The splits with which the part that costs most costs least, and the others about the same."""
     sums, count = [0, *accumulate(costs)], len(blocks)
-    # Of the blocks from the i-th on: the most that a stage of them costs, the squares of all, where stages begin.
+    # Of the blocks from the i-th on: the most that a part of them costs, the squares of all, where parts begin.
     best = [(sums[count] - sums[i], (sums[count] - sums[i]) ** 2, [i]) for i in range(count)]
-    for later in range(1, stages):
+    for later in range(1, parts):
         best = [
-            min(_with_stage(sums[end] - sums[i], i, best[end]) for end in range(i + 1, count - later + 1))
+            min(_with_part(sums[end] - sums[i], i, best[end]) for end in range(i + 1, count - later + 1))
             for i in range(count - later)
         ]
     return [blocks[start] for start in best[0][2][1:]]
 
 
-def _with_stage(cost: int, start: int, rest: tuple[int, int, list[int]]) -> tuple[int, int, list[int]]:
+def _with_part(cost: int, start: int, rest: tuple[int, int, list[int]]) -> tuple[int, int, list[int]]:
     most, squares, starts = rest
     return max(cost, most), cost**2 + squares, [start, *starts]
 
@@ -96,10 +122,16 @@ def stage_numbers(plan: Plan) -> dict[str, int | float | str]:
     if plan.stages == 1:
         return {}
     begin = ", ".join(plan.splits) or "as balanced at the start"
-    return {"stages": plan.stages, "stages begin at": begin, "idle share of a stage": round(idle_share(plan), 3)}
+    parts = {"virtual stages of each": plan.placement.virtual_stages} if _loops(plan) else {}
+    return {
+        "stages": plan.stages,
+        **parts,
+        f"{part_name(plan)}s begin at": begin,
+        "idle share of a stage": round(idle_share(plan), 3),
+    }
 
 
 def idle_share(plan: Plan) -> float:
     """The part of a step's passes in which a stage waits for others, if all stages have the same work."""
-    rounds, others = plan.rounds, plan.stages - 1
-    return others / plan.stages if plan.placement.pipeline == "sequential" else others / (rounds + others)
+    passes, others = plan.rounds * plan.placement.virtual_stages, plan.stages - 1
+    return others / plan.stages if plan.placement.pipeline == "sequential" else others / (passes + others)

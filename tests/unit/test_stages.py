@@ -14,7 +14,7 @@ from paceline.machine import Machine
 from paceline.planning import Plan
 from paceline.reconcile import make_plan as reconcile
 from paceline.settings.placement import Placement
-from paceline.stages import balanced, idle_share, parted
+from paceline.stages import balanced, idle_share, parted, stage_numbers
 
 BLOCKS = ("stem", "stage1/unit1", "stage2/unit1", "stage3/unit1", "head")
 
@@ -35,6 +35,13 @@ def test_a_split_names_the_block_that_begins_a_stage_and_a_stage_of_blocks_means
     assert parted(BLOCKS, plan.splits) == [list(BLOCKS[:2]), list(BLOCKS[2:4]), ["head"]]
 
 
+def test_virtual_stages_cut_the_network_into_more_parts_than_there_are_processes() -> None:
+    plan = make_plan("on.stages=2", "on.virtual_stages=2", "on.splits=[stage1, stage2, head]", "on.micro_batch=4")
+    assert (plan.processes, plan.parts, plan.splits) == (2, 4, ["stage1/unit1", "stage2/unit1", "head"])
+    assert stage_numbers(plan)["virtual stages begin at"] == "stage1/unit1, stage2/unit1, head"
+    assert make_plan("on.virtual_stages=2").parts == 1  # a network in one piece has none
+
+
 def test_processes_are_replicas_times_stages() -> None:
     plan = make_plan("on.stages=2", "on.replicas=3", "on.micro_batch=4")
     assert (plan.processes, plan.replicas, plan.splits) == (6, 3, [])
@@ -47,9 +54,19 @@ def test_processes_are_replicas_times_stages() -> None:
         (("on.stages=2", "on.splits=[stage2, stage3]"), "on.splits names 2 .* write on.stages=3, or name 1"),
         (("on.splits=stage2",), "on.splits names 1 .* write on.stages=2, or name none"),
         (("on.stages=2", "on.splits=stage9"), "on.splits: the network has no block 'stage9'; it has stem, "),
-        (("on.stages=2", "on.splits=stem"), "the first stage begins at 'stem' by itself; choose 1 of stage1/unit1, "),
+        (("on.stages=2", "on.splits=stem"), "the first one begins at 'stem' by itself; choose 1 of stage1/unit1, "),
         (("on.stages=3", "on.splits=[stage2, stage2/unit1]"), "each names the first block of another stage"),
         (("on.stages=6",), "on.stages=6, and the network has 5 blocks"),
+        (("on.stages=2", "on.virtual_stages=2", "on.splits=stage2"), "virtual stages 2, 3 .* times .*; name 3"),
+        (("on.stages=2", "on.virtual_stages=3"), "on.stages=2 times on.virtual_stages=3, and the network has 5 blocks"),
+        (
+            ("on.stages=2", "on.virtual_stages=2", "on.pipeline=interleaved", "global_batch=12"),
+            "in rounds of 2, and there are 3 in a step; write on.pipeline=grouped, or another on.micro_batch than 4",
+        ),
+        (
+            ("on.stages=2", "on.virtual_stages=2", "on.replicas=2", "on.pipeline=interleaved", "global_batch=20"),
+            "in rounds of 2, and there are 2 or 3 in a step",
+        ),
         (("on.stages=2", "on.compile=true"), "on.compile=true fuses a whole network"),
         (("on.stages=2", "on.pipeline=interleaved", "on.micro_batch=16"), "as many micro-batches .* 2, and .* 1;"),
         (("on.stages=2", "on.weights=bf16", "on.precision=bf16"), "would change how bf16 weights are rounded"),
@@ -86,7 +103,10 @@ def test_the_stage_with_most_work_has_as_little_as_any_cut_allows(stages: int) -
     assert most(chosen) == min(map(most, itertools.combinations(names[1:], stages - 1)))
 
 
-@pytest.mark.parametrize(("order", "share"), [("grouped", 1 / 5), ("interleaved", 1 / 5), ("sequential", 1 / 2)])
-def test_the_idle_share_of_a_pipeline_follows_from_its_micro_batches(order: str, share: float) -> None:
-    plan = make_plan("on.stages=2", "on.micro_batch=4", f"on.pipeline={order}")
+@pytest.mark.parametrize(
+    ("order", "virtual", "share"),
+    [("grouped", 1, 1 / 5), ("interleaved", 1, 1 / 5), ("interleaved", 2, 1 / 9), ("sequential", 2, 1 / 2)],
+)
+def test_the_idle_share_of_a_pipeline_follows_from_its_micro_batches(order: str, virtual: int, share: float) -> None:
+    plan = make_plan("on.stages=2", "on.micro_batch=4", f"on.pipeline={order}", f"on.virtual_stages={virtual}")
     assert idle_share(plan) == pytest.approx(share)

@@ -173,9 +173,12 @@ def test_layouts_are_of_every_kind() -> None:
         (2, 8), (2, 4),
     ]  # fmt: skip
     pipelines = [layout for layout in layouts if layout.stages == 2]
-    assert [(layout.replicas, layout.micro_batch, layout.pipeline) for layout in pipelines] == [
-        (1, 8, "interleaved"), (2, 4, "grouped"),
+    assert [(layout.replicas, layout.micro_batch, layout.virtual_stages) for layout in pipelines] == [
+        (1, 8, 2), (2, 4, 1),
     ]  # fmt: skip
+    assert [layout.pipeline for layout in pipelines] == ["interleaved", "interleaved"]
+    whole_step = choose_layouts(make_recipe("norm_batch=16"))
+    assert [layout.pipeline for layout in whole_step if layout.stages == 2] == ["grouped", "grouped"]
 
 
 @pytest.mark.parametrize("words", [("model=timm:resnet18",), ("freeze=stem",)], ids=str)

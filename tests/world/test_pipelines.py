@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from paceline.training.trials import Outcome, Trial, compare_outcomes
 EXACT = 1e-12
 STEPS = 4
 ORDERS = ("grouped", "interleaved", "sequential")
+VIRTUAL = ("on.stages=2", "on.virtual_stages=2")
 NETWORKS = {
     "resnet20": ("model=resnet20", "mix.mixup=0.2", "optimizer={name: lars, lr: 0.5}", "clip.norm=1", "ema.decay=0.9"),
     "efficientnet-cifar": (
@@ -41,11 +44,13 @@ def differs(one: Outcome, other: Outcome) -> float:
     return max(compare_outcomes(one, other).values())
 
 
-def test_two_stages_are_the_same_run_as_the_whole_network(tmp_path: Path) -> None:
+def test_two_stages_are_the_same_run_as_the_whole_network_in_two_parts_and_in_four(tmp_path: Path) -> None:
     recipe = ("data.images=64", "global_batch=8", "loss.class_weights=balanced")
     words = ("mix.mixup=0.3", "ema.decay=0.9", "clip.norm=1", *recipe)
-    staged = run(tmp_path / "staged", *words, "on.stages=2", "on.pipeline=interleaved")
-    assert differs(run(tmp_path / "whole", *words), staged) <= EXACT
+    whole = run(tmp_path / "whole", *words)
+    for number, layout in enumerate((("on.stages=2",), VIRTUAL)):
+        staged = run(tmp_path / str(number), *words, *layout, "on.pipeline=interleaved")
+        assert differs(whole, staged) <= EXACT
 
 
 @pytest.fixture(scope="module")
@@ -55,24 +60,32 @@ def wholes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("layout", [("on.stages=2",), ("on.stages=3",), VIRTUAL], ids=str)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_order_of_passes_gives_the_same_run(
-    tmp_path: Path, wholes: dict[str, Outcome], network: str, stages: int, order: str
+    tmp_path: Path, wholes: dict[str, Outcome], network: str, layout: tuple[str, ...], order: str
 ) -> None:
-    staged = run(tmp_path, *NETWORKS[network], f"on.stages={stages}", f"on.pipeline={order}")
+    staged = run(tmp_path, *NETWORKS[network], *layout, f"on.pipeline={order}")
     assert differs(wholes[network], staged) <= EXACT
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("words", [(), ("norm_batch=8",), ("on.recompute=all",), ("global_batch=12",)], ids=str)
+@pytest.mark.parametrize(
+    "words",
+    [
+        (), ("norm_batch=8",), ("on.recompute=all",), ("global_batch=12",), ("norm_batch=8", "on.virtual_stages=2"),
+        ("on.recompute=all", "on.virtual_stages=2"), ("global_batch=12", "on.virtual_stages=2", "on.bucket=0"),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_replicas_of_two_stages_are_the_same_run(tmp_path: Path, words: tuple[str, ...]) -> None:
     recipe = [word for word in words if not word.startswith("on.")]
     if "global_batch=12" in words:  # the second replica has no micro-batch in the last round
         recipe.append("data.images=48")
     layout = [word for word in words if word.startswith("on.")]
     one = run(tmp_path / "one", *recipe, "on.micro_batch=12" if "global_batch=12" in words else "on.micro_batch=16")
-    four = run(tmp_path / "four", *recipe, *layout, "on.stages=2", "on.replicas=2", "on.splits=stage2")
+    splits = "[stage1, stage2, head]" if "on.virtual_stages=2" in words else "stage2"
+    four = run(tmp_path / "four", *recipe, *layout, "on.stages=2", "on.replicas=2", f"on.splits={splits}")
     assert differs(one, four) <= EXACT
 
 
@@ -122,7 +135,7 @@ def test_a_pipeline_that_is_killed_goes_on_with_the_same_bits(tmp_path: Path) ->
 def test_a_run_killed_as_a_pipeline_goes_on_whole_and_the_other_way_round(tmp_path: Path) -> None:
     recipe = ("ema.decay=0.9", "optimizer={name: adamw, lr: 0.01, epsilon: 0.01}")
     undisturbed = run(tmp_path / "undisturbed", *recipe)
-    shares = ["on.stages=2", "on.replicas=2", "on.shard=optimizer"]
+    shares = ["on.stages=2", "on.replicas=2", "on.shard=optimizer", "on.virtual_stages=2"]
     layouts: tuple[list[str], ...] = ([], ["on.stages=2"], ["on.stages=3", "on.replicas=2"], shares)
     for number, (first, second) in enumerate([(0, 1), (1, 0), (1, 2), (1, 1), (3, 0), (0, 3), (3, 2)]):
         folder = tmp_path / str(number)
@@ -134,10 +147,13 @@ def test_a_run_killed_as_a_pipeline_goes_on_whole_and_the_other_way_round(tmp_pa
 
 
 @pytest.mark.long
-def test_a_pipeline_validates_every_image_once_and_is_judged_whole_later(tmp_path: Path) -> None:
+@pytest.mark.parametrize("splits", [("on.splits=stage3",), ("on.splits=[stage1, stage2, head]", "on.virtual_stages=2")])
+def test_a_pipeline_validates_every_image_once_and_is_judged_whole_later(
+    tmp_path: Path, splits: tuple[str, ...]
+) -> None:
     write_small(tmp_path)
     words = ("evaluate.flip=true", "average.last=2", "average.every=2 steps")
-    layout = ("on.stages=2", "on.replicas=2", "on.splits=stage3", "on.micro_batch=4", "on.precision=fp64")
+    layout = ("on.stages=2", "on.replicas=2", *splits, "on.micro_batch=4", "on.precision=fp64")
     status, _, errors = Training(tmp_path, "train", "small.yaml", *words, *layout, "--out", "run").end()
     assert status == 0, errors
     status, _, errors = Training(tmp_path, "validate", "run").end()
@@ -149,7 +165,23 @@ def test_a_pipeline_validates_every_image_once_and_is_judged_whole_later(tmp_pat
     assert next(row for row in rows if row["kind"] == "average")["images"] == 37
     start = next(row for row in rows if row["kind"] == "start")
     assert start["parameters"] == 75_290
-    assert list(start["forms"]) == ["stem", "stage1/unit1", "stage2/unit1", "stage3/unit1", "head"]
+    assert sorted(start["forms"]) == sorted(["stem", "stage1/unit1", "stage2/unit1", "stage3/unit1", "head"])
+    begins = "stem, stage3/unit1" if len(splits) == 1 else "stem, stage1/unit1, stage2/unit1, head"
+    assert any(row["kind"] == "note" and row["text"].endswith(f"stages begin at {begins}.") for row in rows)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", [("on.stages=2", "on.pipeline=interleaved"), VIRTUAL], ids=str)
+def test_a_pipeline_that_loses_a_stage_says_so_in_one_line(tmp_path: Path, layout: tuple[str, ...]) -> None:
+    words = ("train", write_small(tmp_path, epochs="200"), *layout, "on.micro_batch=4", "--out", "run")
+    training = Training(tmp_path, *words)
+    training.wait_until(training.saved(2))
+    os.kill(training.replicas()[1], signal.SIGKILL)
+    status, _, errors = training.end()
+    assert status == 1
+    assert errors.splitlines() == [
+        "error: replica 1 was killed by SIGKILL; the others were stopped, and what was saved is whole"
+    ]
 
 
 @pytest.mark.long

@@ -21,6 +21,7 @@ WORDS = (
 LAYOUTS = {
     "2 stages": ("on.stages=2", "on.micro_batch=8", "on.pipeline=interleaved"),
     "3 stages": ("on.stages=3", "on.micro_batch=8", "on.pipeline=sequential"),
+    "2 stages of 2 parts": ("on.stages=2", "on.micro_batch=8", "on.virtual_stages=2", "on.pipeline=interleaved"),
     "2 replicas of 2 stages": ("on.stages=2", "on.replicas=2", "on.micro_batch=4"),
 }
 
@@ -56,7 +57,7 @@ def test_every_part_of_a_pipeline_is_that_of_the_whole_network(tmp_path: Path, l
         *(
             pytest.param(plant, *where, marks=pytest.mark.long)
             for plant in PLANTS
-            for where in (("2 stages", 0), ("3 stages", 1), ("2 replicas of 2 stages", 1))
+            for where in (("2 stages", 0), ("3 stages", 1), ("2 stages of 2 parts", 0), ("2 replicas of 2 stages", 1))
             if plant != "label" or where[1] == 0  # which the first stage alone has
         ),
         pytest.param("gradient", "2 replicas of 2 stages", 3, marks=pytest.mark.long),

@@ -143,6 +143,7 @@ def _job(recipe: Recipe, layout: Layout, precision: str) -> Job:
             "recompute": layout.recompute,
             "shard": layout.shard,
             "stages": layout.stages,
+            "virtual_stages": layout.virtual_stages,
             "pipeline": layout.pipeline,
             "precision": precision,
             "cpu_threads": _threads(),

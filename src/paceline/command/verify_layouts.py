@@ -27,6 +27,7 @@ class Layout:
     recompute: tuple[str, ...] = ()
     shard: str = "none"
     stages: int = 1
+    virtual_stages: int = 1
     pipeline: str = "grouped"
 
 
@@ -91,10 +92,10 @@ def choose_layouts(recipe: Recipe) -> list[Layout]:
     else:
         wanted += [Layout(f"{R} replicas", R, m) for R, m in ((4, G // 4), (2, G // 2), (5, G // 5), (2, 1), (3, 1))]
     if not isinstance(recipe.model, External) and not recipe.freeze:
-        across = 2 if n is not None and n % 2 == 0 else 1
+        half = piece // 2 if n is not None and n % 2 == 0 else piece
         wanted += [
-            Layout("2 stages", 1, piece, stages=2, pipeline="interleaved" if 2 * piece <= G else "grouped"),
-            Layout("2 x 2 stages, in shares", 2, piece // across, shard="optimizer", stages=2),
+            Layout("2 stages of 2 parts", 1, piece, stages=2, virtual_stages=2, pipeline=_order(G, 2 * piece)),
+            Layout("2 x 2 stages, in shares", 2, half, shard="optimizer", stages=2, pipeline=_order(G, 4 * half)),
         ]
     able: dict[tuple[Any, ...], Layout] = {}
     for layout in wanted:
@@ -102,3 +103,8 @@ def choose_layouts(recipe: Recipe) -> list[Layout]:
         if 0 < m <= G and fits(G, n, layout.replicas, m) and mixes(recipe, m):
             able.setdefault((layout.replicas, m, layout.recompute, layout.shard, layout.stages), layout)
     return list(able.values())
+
+
+def _order(global_batch: int, images: int) -> str:
+    """The order of passes that keeps fewer activations, where a step has whole rounds of so many images."""
+    return "interleaved" if images and global_batch % images == 0 else "grouped"

@@ -36,6 +36,10 @@ class Network(nn.Sequential):
         blocks, ends = list(self._modules.items()), [*starts[1:], len(order)]
         return [Network(OrderedDict(blocks[a:b])) for a, b in zip(starts, ends, strict=True)]
 
+    def only(self, names: Sequence[str]) -> Network:
+        """A network of these blocks."""
+        return Network(OrderedDict((name, self.get_submodule(name)) for name in names))
+
     def freeze(self, names: Sequence[str]) -> None:
         """Let these blocks learn nothing: no gradients, and norms that use the statistics they have."""
         self._frozen = [self.get_submodule(name) for name in names]

@@ -15,44 +15,44 @@ from paceline.model.cost import block_costs
 from paceline.model.metrics import TRAIN_SUMS, Answers, judge
 from paceline.model.network import Network
 from paceline.model.precision import network_on_device
-from paceline.model.whole import Whole
-from paceline.pipelining import Passes, Pipeline, TensorShape
+from paceline.model.whole import Whole, placed_forward
+from paceline.pipelining import Ends, Passes, Pipeline, TensorShape
 from paceline.planning import Plan
-from paceline.stages import balanced, parted
+from paceline.stages import balanced, part_name, parted
 from paceline.world import T, World
-
-StageShapes = tuple[tuple[TensorShape, ...], tuple[TensorShape, ...]]
-"""The shapes of what comes into a stage and of what goes out of it."""
 
 
 class Staged(Whole):
     """The blocks of one stage, their norm statistics, and what a step and a validation do with them.
 
-    The first stage has the images, and the last one the scores and the loss. Between stages travel the picture and the
-    scores of auxiliary heads. Every stage must call the same verbs in the same order.
+    The network is cut into parts, which are dealt out to the stages in turn: one for each, or several. The first stage
+    has the images, and the last one the scores and the loss. Between parts travel the picture and the scores of
+    auxiliary heads. Every stage must call the same verbs in the same order.
     """
 
     def __init__(self, plan: Plan, world: World, class_weights: Sequence[float] | None = None) -> None:
         self._world = world
         self._first, self._last = world.stage == 0, world.stage == world.stages - 1
-        self._stages = stages_of(plan)
+        self.parts = parts_of(plan)
+        self._own = {part: self.parts[part] for part in range(world.stage, len(self.parts), world.stages)}
         super().__init__(plan, world, class_weights)
+        pieces = self.module.cut([blocks[0] for blocks in self._own.values()])
+        self._forwards = {part: placed_forward(piece, plan) for part, piece in zip(self._own, pieces, strict=True)}
         self._pipelines: dict[tuple[int, int], Pipeline] = {}
         """By the pixels a side of the images and the number of micro-batches."""
-        self._known_shapes: dict[tuple[bool, int], StageShapes] = {}
-        """In training or not, by the pixels a side."""
+        self._known_ends: dict[tuple[bool, int], dict[int, Ends]] = {}
+        """In training or not, by the pixels a side: those of each part that is here."""
 
     def _part(self, network: Network) -> Network:
         """The blocks of this stage."""
-        pieces = network.cut([blocks[0] for blocks in self._stages[1:]])
-        for number, piece in enumerate(pieces, 1):
-            trained = [block for name, block in piece.named_children() if name not in self.plan.frozen]
+        for number, blocks in enumerate(self.parts, 1):
+            trained = [network.get_submodule(name) for name in blocks if name not in self.plan.frozen]
             if not any(True for block in trained for _ in block.parameters()):
                 raise PlanError(
-                    f"stage {number} of {len(pieces)} has nothing to train ({', '.join(piece._modules)}); "
-                    "write fewer on.stages, or other on.splits"
+                    f"{part_name(self.plan)} {number} of {len(self.parts)} has nothing to train "
+                    f"({', '.join(blocks)}); write fewer on.stages, or other on.splits"
                 )
-        return pieces[self._world.stage]
+        return network.only([name for blocks in self._own.values() for name in blocks])
 
     @contextmanager
     def entire(self) -> Iterator[Network]:
@@ -65,7 +65,7 @@ class Staged(Whole):
 
     def own(self, tensors: dict[str, T]) -> dict[str, T]:
         """Those of a whole network's tensors by name that are not another stage's."""
-        others = {name for blocks in self._stages for name in blocks} - set(self._stages[self._world.stage])
+        others = {name for part, blocks in enumerate(self.parts) if part not in self._own for name in blocks}
         return {name: tensor for name, tensor in tensors.items() if name.partition(".")[0] not in others}
 
     def gather(self, groups: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
@@ -89,10 +89,9 @@ class Staged(Whole):
             return sums
         labels = self._labels([batch.labels for batch in batches], (len(batches), self.plan.micro_batch))
 
-        def forward(number: int, *carried: Tensor) -> tuple[Tensor, ...]:
+        def forward(part: int, number: int, *carried: Tensor) -> tuple[Tensor, ...]:
             batch = batches[number]
-            pictures = [*map(_channels_first, carried)] if carried else [self._mixed(batch)[0]]
-            return self._passed_on(self._outputs(*pictures, batch=self._pass(begin + number, batch)))
+            return self._through(part, carried or (self._mixed(batch)[0],), self._pass(begin + number, batch))
 
         def loss(heads: Sequence[Tensor], number: int) -> Tensor:
             draws = batches[number].draws
@@ -111,8 +110,8 @@ class Staged(Whole):
         """Run the forward passes of training for nothing but the statistics of their norm groups."""
         self._begin()
         for index, batch in enumerate(batches):
-            inputs, _ = self._shapes(True, _side(batch), self.plan.micro_batch)
-            self._relay(self._mixed(batch)[0] if self._first else None, self._pass(index, batch), inputs)
+            ends = self._ends(True, _side(batch), self.plan.micro_batch)
+            self._relay(self._mixed(batch)[0] if self._first else None, self._pass(index, batch), ends)
 
     def all_reduce(self, train_sums: Tensor) -> tuple[Tensor, Tensor]:
         """Sum gradients and norm sums over the replicas, and TRAIN_SUMS over all stages as well."""
@@ -128,11 +127,11 @@ class Staged(Whole):
         """Class scores of a validation batch on the last stage, by its 8-bit images on the first; elsewhere zeros."""
         self.module.eval()
         facts, count = self.plan.facts, self.plan.evaluation_batch
-        inputs, _ = self._shapes(False, facts.evaluation_side or facts.side, count)
+        ends = self._ends(False, facts.evaluation_side or facts.side, count)
         pictures = self.augment.normalize(images) if self._first else None
-        rows = [self._relay(pictures, None, inputs)]
+        rows = [self._relay(pictures, None, ends)]
         if self.plan.recipe.evaluate.flip:
-            rows.append(self._relay(pictures.flip(3) if pictures is not None else None, None, inputs))
+            rows.append(self._relay(pictures.flip(3) if pictures is not None else None, None, ends))
         if not self._last:
             return torch.zeros(count, facts.classes, dtype=self.dtype, device=self.device)
         return sum(rows[1:], rows[0]) / len(rows)
@@ -154,21 +153,27 @@ class Staged(Whole):
             self._world.receive(rows, 0)
         return rows
 
-    def _relay(self, pictures: Tensor | None, batch: Batch | None, inputs: Sequence[TensorShape]) -> Tensor:
-        """Take a batch through this stage by itself, without a backward pass; gives scores on the last one."""
-        carried = [pictures] if pictures is not None else []
-        if not self._first:
-            received = [self._world.receive(shape.empty(self.device), self._world.stage - 1) for shape in inputs]
-            carried = [*map(_channels_first, received)]
-        outputs = self._passed_on(self._outputs(*carried, batch=batch))
-        if not self._last:
-            for tensor in outputs:
-                self._world.send(tensor, self._world.stage + 1)
+    def _relay(self, pictures: Tensor | None, batch: Batch | None, ends: dict[int, Ends]) -> Tensor:
+        """Take a batch through the network by itself, without a backward pass; gives scores on the last stage."""
+        stage, stages = self._world.stage, self._world.stages
+        outputs: tuple[Tensor, ...] = ()
+        for part, (inputs, _) in ends.items():
+            if part == 0:
+                assert pictures is not None
+                carried = [pictures]
+            else:
+                carried = [self._world.receive(shape.empty(self.device), (stage - 1) % stages) for shape in inputs]
+            outputs = self._through(part, carried, batch)
+            if part + 1 < len(self.parts):
+                for tensor in outputs:
+                    self._world.send(tensor, (stage + 1) % stages)
         return outputs[0]
 
-    def _passed_on(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What leaves this stage: scores in their own type from the last one, else what the next stage takes."""
-        if self._last:
+    def _through(self, part: int, carried: Sequence[Tensor], batch: Batch | None) -> tuple[Tensor, ...]:
+        """What leaves a part: scores in their own type from the last one, else what the next one takes."""
+        pictures = map(_channels_first, carried) if part > 0 else carried
+        outputs = self._outputs(*pictures, batch=batch, forward=self._forwards[part])
+        if part + 1 == len(self.parts):
             return tuple(scores.to(self.dtype) for scores in outputs)
         return tuple(map(_channels_last, outputs))
 
@@ -176,41 +181,41 @@ class Staged(Whole):
         """What takes so many micro-batches of their size through the stages."""
         key = _side(batches[0]), len(batches)
         if key not in self._pipelines:
-            shapes = self._shapes(True, key[0], self.plan.micro_batch)
-            order = self.plan.placement.pipeline
-            self._pipelines[key] = Pipeline(self._world, order, len(batches), *shapes)
+            ends, order = self._ends(True, key[0], self.plan.micro_batch), self.plan.placement.pipeline
+            self._pipelines[key] = Pipeline(self._world, order, len(batches), ends, len(self.parts))
         return self._pipelines[key]
 
     @torch.no_grad()
-    def _shapes(self, trains: bool, side: int, count: int) -> StageShapes:
-        """The shapes of so many images of this size, found out once by a pass that leaves nothing behind."""
-        if (trains, side) not in self._known_shapes:
+    def _ends(self, trains: bool, side: int, count: int) -> dict[int, Ends]:
+        """Those of this stage's parts for so many images of this size, found out once by passes that leave nothing
+        behind."""
+        if (trains, side) not in self._known_ends:
             images = torch.Size((count, self.plan.facts.channels, side, side))
-            carried: tuple[TensorShape, ...] = (TensorShape(images, self.dtype),)
-            mine = carried, carried
-            for stage in range(self._world.stages):
-                if stage == self._world.stage:
-                    mine = carried, self._tried(carried, trains, count)
-                carried = self._world.from_stage(mine[1], stage)
-            self._known_shapes[trains, side] = mine
-        return self._known_shapes[trains, side]
+            carried: Sequence[TensorShape] = (TensorShape(images, self.dtype),)
+            ends: dict[int, Ends] = {}
+            for part in range(len(self.parts)):
+                if part in self._own:
+                    ends[part] = Ends(carried, self._tried(part, carried, trains, count))
+                    carried = ends[part].outputs
+                carried = self._world.from_stage(carried, part % self._world.stages)
+            self._known_ends[trains, side] = ends
+        return self._known_ends[trains, side]
 
-    def _tried(self, inputs: Sequence[TensorShape], trains: bool, count: int) -> tuple[TensorShape, ...]:
-        """What comes out of this stage for such inputs."""
+    def _tried(self, part: int, inputs: Sequence[TensorShape], trains: bool, count: int) -> tuple[TensorShape, ...]:
+        """What comes out of a part for such inputs."""
         rows = torch.zeros_like(self.statistics.pass_rows(0))
         positions = torch.zeros(count, dtype=torch.int64, device=self.device)
         carried = [shape.empty(self.device).zero_() for shape in inputs]
-        pictures = carried if self._first else map(_channels_first, carried)
-        outputs = self._outputs(*pictures, batch=Batch(rows, *self.masks(positions)) if trains else None)
-        return tuple(TensorShape(tensor.shape, tensor.dtype) for tensor in self._passed_on(outputs))
+        outputs = self._through(part, carried, Batch(rows, *self.masks(positions)) if trains else None)
+        return tuple(TensorShape(tensor.shape, tensor.dtype) for tensor in outputs)
 
 
-def stages_of(plan: Plan) -> list[list[str]]:
-    """The names of the blocks of each stage: as `on.splits` has them, else with about the same work in each."""
+def parts_of(plan: Plan) -> list[list[str]]:
+    """The names of the blocks of each part: as `on.splits` has them, else with about the same work in each."""
     blocks, splits = plan.network.blocks, plan.splits
     if not splits:
         costs = [cost.multiply_adds for cost in block_costs(plan.recipe, plan.facts)]
-        splits = balanced(blocks, costs, plan.stages)
+        splits = balanced(blocks, costs, plan.parts)
     return parted(blocks, splits)
 
 

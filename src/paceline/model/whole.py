@@ -33,6 +33,9 @@ from paceline.world import T, World
 class Whole:
     """The network, its norm statistics and dropout masks, and what a step and a validation do with them."""
 
+    parts: Sequence[Sequence[str]] = ()
+    """The blocks of each part of the network, where it is cut into parts."""
+
     def __init__(self, plan: Plan, world: World, class_weights: Sequence[float] | None = None) -> None:
         self.plan, self.device, self.dtype = plan, world.device, float_dtype(plan)
         network = build_network(plan.recipe, plan.facts)
@@ -44,7 +47,7 @@ class Whole:
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.statistics = Statistics(self.module, plan.rounds, plan.norm_groups, world.subgroup(plan.norm_replicas))
         self.augment = Augmentation(plan, world.device)
-        self._forward = _placed_forward(self.module, plan)
+        self._forward = placed_forward(self.module, plan)
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=self.dtype, device=world.device)
         self._head_loss = make_loss(plan.recipe.loss, plan.facts.classes, weights)
         sent_as = torch.bfloat16 if plan.placement.communication == "bf16" else self.dtype
@@ -215,7 +218,7 @@ def checksum(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(sums).sum()
 
 
-def _placed_forward(module: Network, plan: Plan) -> Callable[..., Any]:
+def placed_forward(module: Network, plan: Plan) -> Callable[..., Any]:
     """The network's forward pass as the placement has it: cut where it is recomputed, and compiled."""
     recomputed = [name for name in plan.recomputed if name in module._modules]
     forward = recomputing(module.cut(recomputed)) if recomputed else module

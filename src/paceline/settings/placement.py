@@ -127,6 +127,10 @@ class Placement(Settings):
     splits: Annotated[Names, Field(json_schema_extra=LAYOUT)] = ()
     """The blocks that begin the second stage and those after it (stage2 means the first block of stage2); without any,
     the stages get about the same work."""
+    virtual_stages: Annotated[Count, Field(json_schema_extra=LAYOUT)] = 1
+    """Parts of the network that each stage of a pipeline has, dealt out in turn: of 2 stages with 2 parts each, the
+    first has parts 1 and 3. More parts are less waiting, and more traffic between stages; `splits` then names where
+    the second part and those after it begin."""
     pipeline: Annotated[Literal["grouped", "interleaved", "sequential"], Field(json_schema_extra=LAYOUT)] = "grouped"
     """Order of a step's passes in a pipeline: grouped (all forward, then all backward, as GPipe), interleaved (one
     forward, one backward, which keeps fewer activations; also called 1F1B) or sequential (one micro-batch after the

@@ -22,6 +22,7 @@ from paceline.record import Row, Run, start_row
 from paceline.settings.placement import SinkName
 from paceline.sink import OpenSink, open_sinks
 from paceline.sink.advice import AdviceSink
+from paceline.stages import part_name
 from paceline.training.averaging import average_at_end
 from paceline.training.loop import train
 from paceline.training.reports import run_speed
@@ -85,8 +86,8 @@ def _train(
     )
     if plan.ran_out is not None:
         _tell_once(run, before, plan)
-    if plan.stages > 1:
-        run.note(f"The stages begin at {', '.join(next(iter(forms), '') for _, forms in stages)}.")
+    if parts := state.network.parts:
+        run.note(f"The {part_name(plan)}s begin at {', '.join(blocks[0] for blocks in parts)}.")
     if job.launch and (working := min(plan.replicas, plan.micro_batches) * plan.stages) < job.launch.count:
         norm = f", norm_batch {plan.norm_batch}" if plan.norm_batch else ""
         run.note(
