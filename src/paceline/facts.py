@@ -52,6 +52,8 @@ class ProbedBlock:
     """What its forward pass keeps for the backward pass."""
     passed: Line
     """What it passes on to the next block."""
+    working: Line
+    """What its backward pass takes for a moment, with the gradient that comes in; 0 where memory is counted."""
     forward: float
     """Seconds for one image, in a micro-batch of the largest size that was probed."""
     backward: float

@@ -54,17 +54,19 @@ def demand(plan: Plan, probe: Probe) -> Demand:
     weights, gradients, optimizer = (
         float(sum(getattr(block, name) for block in probe.blocks)) for name in ("weights", "gradients", "optimizer")
     )
-    spared, whole, (inputs, evaluated) = _spared(plan, probe), _kept(plan, probe), _inputs(plan)
-    kept = at_once(whole, _entering(plan, probe), _cuts(plan, plan.recomputed))
-    passes = _beside_kept(plan, probe) + kept
+    spared, (inputs, evaluated) = _spared(plan, probe), _inputs(plan)
+    kept, working, entering = _blocks(plan, probe)
+    cuts, nothing = _cuts(plan, plan.recomputed), [0.0] * len(kept)
+    there = at_once(kept, nothing, entering, cuts)
+    passes = _beside(plan, probe) + at_once(kept, working, entering, cuts)
     update = probe.update.at(plan.micro_batch) + _exchanged(plan, probe) + inputs - spared
-    graphs = kept - sum(whole) if plan.placement.graphs else 0.0
+    graphs = there - sum(kept) if plan.placement.graphs else 0.0
     held = probe.held.at(plan.micro_batch) + graphs - spared
     return Demand(
         weights=weights,
         gradients=gradients if plan.rounds > 1 or update > passes else 0.0,
         optimizer=optimizer - spared,
-        kept=kept if passes >= update else 0.0,
+        kept=there if passes >= update else 0.0,
         inputs=inputs,
         step=max(passes, update),
         evaluation=held + probe.evaluation.at(plan.evaluation_batch) + evaluated,
@@ -118,31 +120,39 @@ def size_text(size: float) -> str:
     return f"{size / 2**20:,.1f} MiB" if size < 2**30 else f"{size / 2**30:,.2f} GiB"
 
 
-def at_once(kept: Sequence[float], entering: Sequence[float], cuts: Sequence[int]) -> float:
-    """The most that is kept at one time, by what each block keeps and by what enters it, if the network is cut before
-    these blocks: of each piece what enters it, and everything of the piece whose backward pass it is."""
+def at_once(kept: Sequence[float], working: Sequence[float], entering: Sequence[float], cuts: Sequence[int]) -> float:
+    """The most that backward passes need at one time, if the network is cut before these blocks: of each piece what
+    entered it and those before it, and what its blocks keep, until they have had their turn, each working by itself."""
     most, held = 0.0, 0.0
     for begin, end in pairwise([0, *cuts, len(kept)]):
         held += entering[begin] if begin else 0.0
-        most = max(most, held + sum(kept[begin:end]))
+        most = max(most, held + _of_piece(kept, working, begin, end))
     return most
 
 
-def least_cuts(kept: Sequence[float], entering: Sequence[float], room: float) -> list[int] | None:
-    """The blocks to cut before so that no more than `room` is kept at one time, and as few blocks as possible are
+def least_cuts(
+    kept: Sequence[float], working: Sequence[float], entering: Sequence[float], room: float
+) -> list[int] | None:
+    """The blocks to cut before so that no more than `room` is needed at one time, and as few blocks as possible are
     computed again, which are those before the last cut; None where no cuts do."""
-    sums, count = [0.0, *accumulate(kept)], len(kept)
-    if sums[count] <= room:
+    count = len(kept)
+    if _of_piece(kept, working, 0, count) <= room:
         return []
     best = {0: (0.0, list[int]())}  # for a cut before a block: the least that is held by then, and the cuts
     for end in range(1, count):
-        fitting = [best[begin] for begin in best if best[begin][0] + sums[end] - sums[begin] <= room]
+        fitting = [held for begin, held in best.items() if held[0] + _of_piece(kept, working, begin, end) <= room]
         if fitting:
             held, cuts = min(fitting)
             best[end] = held + entering[end], [*cuts, end]
-            if best[end][0] + sums[count] - sums[end] <= room:
+            if best[end][0] + _of_piece(kept, working, end, count) <= room:
                 return best[end][1]
     return None
+
+
+def _of_piece(kept: Sequence[float], working: Sequence[float], begin: int, end: int) -> float:
+    """The most that the backward passes of these blocks need, the last one first, when all of them have kept theirs."""
+    sums = accumulate(kept[begin:end])
+    return max(held + needed for held, needed in zip(sums, working[begin:end], strict=True))
 
 
 def _placed(plan: Plan, size: int, asked: Placement, probe: Probe) -> Plan:
@@ -151,8 +161,7 @@ def _placed(plan: Plan, size: int, asked: Placement, probe: Probe) -> Plan:
     if asked.recompute != AUTO:
         return replace(plan, placement=kept_all.model_copy(update={"recompute": plan.placement.recompute}))
     placed = replace(plan, placement=kept_all)
-    room = room_of(placed, probe) - _beside_kept(placed, probe)
-    cuts = least_cuts(_kept(placed, probe), _entering(placed, probe), room)
+    cuts = least_cuts(*_blocks(placed, probe), room_of(placed, probe) - _beside(placed, probe))
     names = ("all",) if cuts is None else tuple(plan.network.blocks[cut] for cut in cuts)
     return replace(placed, placement=kept_all.model_copy(update={"recompute": names}))
 
@@ -162,21 +171,19 @@ def _cuts(plan: Plan, names: Sequence[str]) -> list[int]:
     return [number for number, name in enumerate(plan.network.blocks) if name in names and number]
 
 
-def _kept(plan: Plan, probe: Probe) -> list[float]:
-    """What each block keeps of a micro-batch."""
-    return [max(0.0, block.kept.at(plan.micro_batch)) for block in probe.blocks]
+def _blocks(plan: Plan, probe: Probe) -> tuple[list[float], list[float], list[float]]:
+    """Of each block what it keeps of a micro-batch, what its backward pass takes for a moment, and what enters it."""
+    kept, working, passed = (
+        [max(0.0, getattr(block, name).at(plan.micro_batch)) for block in probe.blocks]
+        for name in ("kept", "working", "passed")
+    )
+    return kept, working, [0.0, *passed[:-1]]
 
 
-def _entering(plan: Plan, probe: Probe) -> list[float]:
-    """What enters each block but the first, from the one before it."""
-    return [0.0, *(max(0.0, block.passed.at(plan.micro_batch)) for block in probe.blocks[:-1])]
-
-
-def _beside_kept(plan: Plan, probe: Probe) -> float:
-    """What the passes of a step take at the most beside what is kept for backward passes."""
-    size = plan.micro_batch
+def _beside(plan: Plan, probe: Probe) -> float:
+    """What the passes of a step take at the most, beside what the backward passes need."""
     lines = [probe.first] if plan.rounds == 1 else [probe.first, probe.following]
-    passes = max(line.at(size) for line in lines) - sum(_kept(plan, probe))
+    passes = max(line.at(plan.micro_batch) for line in lines) - at_once(*_blocks(plan, probe), ())
     return passes + _exchanged(plan, probe) + _inputs(plan)[0] - _spared(plan, probe)
 
 

@@ -21,7 +21,7 @@ KEPT = (6, 4, 4, 2, 1)
 
 
 def block(name: str, kept: float, seconds: float = 1.0) -> ProbedBlock:
-    return ProbedBlock(name, MIB, MIB, MIB, Line(0, kept * MIB), Line(0, MIB / 4), seconds, 2 * seconds)
+    return ProbedBlock(name, MIB, MIB, MIB, Line(0, kept * MIB), Line(0, MIB / 4), Line(0, 0), seconds, 2 * seconds)
 
 
 def probe_of(plan: Plan, **changes: Any) -> Probe:
@@ -124,21 +124,29 @@ def test_a_size_that_did_not_fit_is_not_chosen_again() -> None:
 
 
 def test_what_is_kept_at_one_time_is_counted_piece_by_piece() -> None:
+    kept, working, entering = [6.0, 4, 4, 2, 1], [0.0] * 5, [0.0, 1, 1, 1, 1]
+    assert at_once(kept, working, entering, []) == 17
+    assert at_once(kept, working, entering, [2]) == max(6 + 4, 1 + 4 + 2 + 1)
+    assert at_once(kept, working, entering, [1, 2, 3, 4]) == max(6, 1 + 4, 2 + 4, 3 + 2, 4 + 1)
+
+
+def test_a_block_works_when_the_blocks_behind_it_are_done() -> None:
     kept, entering = [6.0, 4, 4, 2, 1], [0.0, 1, 1, 1, 1]
-    assert at_once(kept, entering, []) == 17
-    assert at_once(kept, entering, [2]) == max(6 + 4, 1 + 4 + 2 + 1)
-    assert at_once(kept, entering, [1, 2, 3, 4]) == max(6, 1 + 4, 2 + 4, 3 + 2, 4 + 1)
+    assert at_once(kept, [20.0, 0, 0, 0, 0], entering, []) == 6 + 20
+    assert at_once(kept, [0.0, 0, 9, 0, 0], entering, []) == 6 + 4 + 4 + 9
+    assert at_once(kept, [0.0, 0, 9, 0, 0], entering, [2]) == 1 + 4 + 9
 
 
-@pytest.mark.parametrize("room", [5.5, 6, 6.5, 7, 8, 9, 10, 11, 12, 14, 16.9, 17])
-def test_as_few_blocks_are_computed_again_as_any_cuts_allow(room: float) -> None:
+@pytest.mark.parametrize("working", [[0.0] * 5, [3.0, 0, 2, 0, 1]], ids=["counted", "measured"])
+@pytest.mark.parametrize("room", [5.5, 6, 6.5, 7, 8, 9, 10, 11, 12, 14, 16.9, 17, 18])
+def test_as_few_blocks_are_computed_again_as_any_cuts_allow(room: float, working: list[float]) -> None:
     kept, entering = [6.0, 4, 4, 2, 1], [0.0, 1, 0.5, 2, 1]
-    found = least_cuts(kept, entering, room)
+    found = least_cuts(kept, working, entering, room)
     every = [list(cuts) for count in range(5) for cuts in itertools.combinations(range(1, 5), count)]
-    good = [max(cuts, default=0) for cuts in every if at_once(kept, entering, cuts) <= room]
+    good = [max(cuts, default=0) for cuts in every if at_once(kept, working, entering, cuts) <= room]
     assert (found is None) == (not good)
     if found is not None:
-        assert at_once(kept, entering, found) <= room
+        assert at_once(kept, working, entering, found) <= room
         assert max(found, default=0) == min(good)
 
 

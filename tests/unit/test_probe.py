@@ -26,6 +26,7 @@ from paceline.settings.placement import Placement
 from paceline.settings.read import Tree, override
 from paceline.training import probe as module
 from paceline.training import probed_blocks
+from paceline.training.device_step import device_update
 from paceline.training.probe import take_probe
 from paceline.training.session import Session
 
@@ -262,3 +263,94 @@ def test_a_probe_is_no_other_form_of_a_plan(paceline: Paceline, flags: tuple[str
     done = paceline("plan", *flags)
     assert (done.returncode, done.stdout) == (2, "")
     assert "write one of them" in done.stderr
+
+
+class Allocator:
+    """Plays the statistics of a device: bytes in tensors now, and the most since they were reset."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.most = 100, 100
+        for name, function in {
+            "memory_allocated": lambda: self.now, "max_memory_allocated": lambda: self.most,
+            "memory_reserved": lambda: self.now, "reset_peak_memory_stats": self.reset,
+            "synchronize": lambda: None, "empty_cache": lambda: None, "Event": Moment,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, function)
+
+    def reset(self) -> None:
+        self.most = self.now
+
+    def take(self, size: int) -> None:
+        self.now += size
+        self.most = max(self.most, self.now)
+
+
+class Moment:
+    """Plays an event of the device's clock, which ticks each time somebody looks."""
+
+    ticks = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        Moment.ticks += 1
+        self.at = Moment.ticks
+
+    def elapsed_time(self, other: Moment) -> float:
+        return 1000.0 * (other.at - self.at)
+
+
+def test_each_part_of_a_step_has_a_peak_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, device = make_session(make_plan("on.micro_batch=4")), Allocator(monkeypatch)
+    network, sizes = session.state.network, iter([30, 20, 10, 25, 40, 5])
+
+    def taking(work: Any) -> Any:
+        def taken(*arguments: Any) -> Any:
+            size = next(sizes)
+            device.take(size)
+            device.take(-size)
+            return work(*arguments)
+
+        return taken
+
+    monkeypatch.setattr(network, "forward_backward", taking(network.forward_backward))
+    monkeypatch.setattr(module, "device_update", taking(device_update))
+    with closing(session.loader.training(0)) as steps:
+        peaks = module._peaks(session, next(steps)[:2])
+    assert peaks == {"first": 130, "following": 140, "update": 110}
+    assert session.state.step == 2
+    assert module._held() == 100
+
+
+def test_what_an_evaluation_takes_beside_the_rest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, device = make_session(make_plan()), Allocator(monkeypatch)
+    network = session.state.network
+    scores = network.scores
+
+    def taking(images: Tensor) -> Tensor:
+        device.take(len(images))
+        device.take(-len(images))
+        return scores(images)
+
+    monkeypatch.setattr(network, "scores", taking)
+    assert module._evaluation_peak(session) == session.plan.evaluation_batch == 37
+    assert module._input_bytes(session) == 0
+
+
+def test_blocks_are_timed_and_weighed_by_the_device_s_own_clock_and_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, device = make_session(make_plan()), Allocator(monkeypatch)
+    passes = probed_blocks._Passes(session.state.network.module, torch.device("cuda"))
+    mark = passes._mark
+
+    def marking(moment: str) -> None:
+        device.take(10)  # for a moment, beside 3 that stay
+        device.take(-7)
+        mark(moment)
+
+    monkeypatch.setattr(passes, "_mark", marking)
+    with closing(session.loader.training(0)) as steps, passes.watched(counts=False):
+        session.state.network.forward_backward([session.state.network.prepare(next(steps)[0])])
+    blocks = list(session.plan.network.blocks)
+    assert passes.seconds() == dict.fromkeys(blocks, (1.0, 1.0))
+    assert [passes.working(name) for name in blocks] == [10 + passes.passed[name] for name in blocks]

@@ -30,6 +30,7 @@ class BlockPoint:
 
     kept: int
     passed: int
+    working: int
     forward: float
     backward: float
     weights: int
@@ -59,6 +60,7 @@ def block_points(session: Session, batch: MicroBatch) -> dict[str, BlockPoint]:
         name: BlockPoint(
             kept=counted.kept.get(name, 0),
             passed=counted.passed[name],
+            working=max(passes.working(name) for passes in others),
             forward=median(seconds[name][0] for seconds in times),
             backward=median(seconds[name][1] for seconds in times),
             weights=weights.get(name, 0),
@@ -81,6 +83,7 @@ def probed_blocks(
             optimizer=point.optimizer,
             kept=Line.through((sizes[0], less[name].kept), (sizes[1], point.kept)),
             passed=Line.through((sizes[0], less[name].passed), (sizes[1], point.passed)),
+            working=Line.through((sizes[0], less[name].working), (sizes[1], point.working)),
             forward=point.forward / sizes[1],
             backward=point.backward / sizes[1],
         )
@@ -113,6 +116,8 @@ class _Passes:
     kept: dict[str, int] = field(default_factory=dict)
     passed: dict[str, int] = field(default_factory=dict)
     _moments: dict[str, Any] = field(default_factory=dict)
+    _memory: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """At each of these moments, bytes in tensors, and the most since the moment before; on CUDA."""
     _seen: dict[int, Any] = field(default_factory=dict)
     """Memory that was counted, which stays as long as this does, so that none is taken for other memory."""
     _block: str = ""
@@ -145,6 +150,15 @@ class _Passes:
             until = until if given is None else given
         return found
 
+    def working(self, name: str) -> int:
+        """What a block's backward pass took for a moment, with the gradient that came in; 0 where nobody knows."""
+        moments = list(self._memory)
+        given = f"gradient {name}"
+        if given not in self._memory:
+            return 0
+        most = self._memory[moments[moments.index(given) + 1]][1]
+        return most - self._memory[given][0] + self.passed[name]
+
     def _on_input(self, name: str, *_: object) -> None:
         self._block = name
         self._mark(f"input {name}")
@@ -170,6 +184,8 @@ class _Passes:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         self._moments[moment] = event
+        self._memory[moment] = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
 
     def _between(self, begin: Any, end: Any) -> float:
         return float(begin.elapsed_time(end)) / 1000 if self.device.type == "cuda" else float(end - begin)
