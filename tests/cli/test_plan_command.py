@@ -36,12 +36,6 @@ def test_a_plan_names_the_network_the_data_the_optimizer_and_the_schedule(paceli
     assert "note" not in printed
 
 
-def test_the_plan_of_the_first_run_page_is_the_one_that_is_printed(paceline: Paceline) -> None:
-    page = (Path(__file__).parents[2] / "docs/first-run.md").read_text()
-    shown = next(block for block in page.split("```") if block.startswith("\nshapes/resnet8\n"))
-    assert table(paceline("plan", "--device", "cpu").stdout) == table(shown)
-
-
 def test_a_plan_says_when_words_have_changed_the_recipe(paceline: Paceline) -> None:
     assert paceline("plan", "epochs=3").stdout.startswith("shapes/resnet8, changed")
     assert "changed" not in paceline("plan", "on.micro_batch=64").stdout

@@ -87,10 +87,9 @@ def test_pictures_are_small() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_name_recipes_that_exist(page: Path) -> None:
-    for word in re.findall(
-        r"paceline (?:train|plan|verify|recipes|bench (?:data|train|infer)) (?!runs/)([a-z0-9]+/[a-z0-9-]+)",
-        page.read_text(),
-    ):
+    verbs = "train|plan|verify|recipes|bench (?:data|train|infer)"
+    name = r"(?!runs/)([a-z0-9]+/[a-z0-9-]+)\b(?!\nerror:)"
+    for word in re.findall(f"paceline (?:{verbs}) {name}", page.read_text()):
         assert word in shipped.names("recipes"), f"{page.name} speaks of {word}"
 
 

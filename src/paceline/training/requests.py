@@ -67,10 +67,10 @@ class Signals:
         now = time.monotonic()
         if self._first_at and now - self._first_at > 0.3:  # launchers may deliver one signal twice
             os._exit(128 + number)
-        if not self.stop and self._answer:
+        first, self.stop = not self.stop, True
+        self._first_at, self._asked_at = self._first_at or now, min(now, self._asked_at)
+        if first and self._answer:
             self._answer()
-        self._first_at = self._first_at or now
-        self.stop, self._asked_at = True, min(now, self._asked_at)
         self._on_alarm()
 
     @contextmanager
