@@ -51,7 +51,8 @@ class Counts:
         self._bounds = torch.zeros(tensors, 2, dtype=widest_float(device), device=device)
         self._counts = torch.zeros(tensors, HISTOGRAM_BINS + 1, dtype=torch.int64, device=device)
         """The last column counts what is not finite."""
-        self._one = torch.ones((), dtype=torch.int64, device=device)
+        self._shares = torch.linspace(0, 1, HISTOGRAM_BINS + 1, dtype=self._bounds.dtype, device=device)[1:-1]
+        """Where inner edges of bins are between the outer ones."""
 
     def take(self, tensors: Iterable[Tensor], divisor: Tensor | float = 1.0) -> None:
         """Count the numbers of these tensors, each divided by a number above zero, without waiting for the device."""
@@ -62,14 +63,23 @@ class Counts:
             low, high = values.masked_fill(infinite, math.inf).amin(), values.masked_fill(infinite, -math.inf).amax()
             margin = (0.5 + low.abs() / 1000) * (low == high)
             low, high = low - margin, high + margin
+            inner = low + (high - low) * self._shares.to(values.dtype)
             for piece in values.split(_PIECE):
-                self._count(piece, low, HISTOGRAM_BINS / (high - low), counts)
+                self._count(piece, low, inner, high, counts)
             bounds.copy_(torch.stack([low, high]) / divisor)
 
-    def _count(self, values: Tensor, low: Tensor, bins_per_unit: Tensor, counts: Tensor) -> None:
-        places = ((values - low) * bins_per_unit).nan_to_num_(0.0).clamp_(0, HISTOGRAM_BINS - 1)
-        places.masked_fill_(~values.isfinite(), HISTOGRAM_BINS)
-        counts.scatter_add_(0, places.to(torch.int64), self._one.expand_as(values))
+    @staticmethod
+    def _count(values: Tensor, low: Tensor, inner: Tensor, high: Tensor, counts: Tensor) -> None:
+        """Add how many numbers lie between edges, by their places among the sorted ones.
+
+        To add to the bin of each number would take atomic operations, whose deterministic form waits for the device.
+        """
+        # What is no number has no place in an order.
+        ordered = values.nan_to_num(math.inf, math.inf, -math.inf).sort().values
+        first, last = torch.searchsorted(ordered, low[None]), torch.searchsorted(ordered, high[None], right=True)
+        ends = torch.cat([first, torch.searchsorted(ordered, inner), last])
+        finite = (last - first) * (low <= high)  # else there is none
+        counts += torch.cat([ends.diff() * (low <= high), len(values) - finite])
 
     def read(self) -> list[Histogram]:
         """The histograms in the order of the tensors; this waits for the device."""
