@@ -45,11 +45,6 @@ def _check_placement(plan: Plan) -> None:
         raise PlanError("on.compile=true fuses a whole network, and a stage has a part of one; leave one of them out")
     if placement.device == "mps":
         raise PlanError("on.stages are processes with a device each, and there is one mps device; write on.stages=1")
-    if placement.weights in ("bf16", "fp16") and placement.stochastic_rounding:
-        raise PlanError(
-            f"on.stages would change how {placement.weights} weights are rounded; write on.weights=fp32, or "
-            "on.stochastic_rounding=false"
-        )
     if placement.pipeline == "interleaved":
         _check_interleaved(plan)
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import make_plan, make_session
 from optim_cases import CLIPS, MANY, OPTIMIZERS, numbers, parameters, plan_of, steps, take_step
-from paceline.optim.build import build_optimizer
+from paceline.optim.build import build_optimizer, weight_roundings
 from paceline.optim.flat import BLOCK, FlatParameters
 from paceline.planning import Plan
 from paceline.training import step as training_step
@@ -125,6 +125,30 @@ def test_weights_of_16_bits_are_moved_by_arithmetic_of_32(optimizer: str, kind: 
         for name, state in ours.tensors().items():
             assert state.dtype == torch.float32
             assert torch.equal(state, theirs.tensors()[name])
+
+
+@pytest.mark.parametrize("optimizer", ["{name: sgd, lr: 0.2}", "{name: muon, lr: 0.2}"])
+def test_weights_that_a_stage_has_are_rounded_by_the_bits_that_they_have_in_the_whole_network(optimizer: str) -> None:
+    words = ("weight_decay.rate=0.02", "clip.value=1e4")
+
+    def half() -> dict[str, nn.Parameter]:
+        narrow = {name: nn.Parameter(weight.to(torch.bfloat16)) for name, weight in floats().items()}
+        for weight in narrow.values():
+            weight.grad_dtype = torch.float32
+        return narrow
+
+    plan, whole, stage = plan_of(optimizer, *words, shapes=MANY), half(), half()
+    roundings = weight_roundings(whole.items(), plan)
+    del stage["conv.weight"], stage["norm.weight"], stage["dense.bias"]
+    ours, part = build_optimizer(whole.items(), plan), build_optimizer(stage.items(), plan, roundings=roundings)
+    for step in range(2):
+        for named in (whole, stage):
+            for name, weight in named.items():
+                weight.grad = numbers(f"{name}/{step}", MANY[name]).float()
+        take_step(ours, 0.1, 48.0)
+        take_step(part, 0.1, 48.0)
+    for name, weight in stage.items():
+        assert torch.equal(weight, whole[name]), name
 
 
 def floats() -> dict[str, Tensor]:

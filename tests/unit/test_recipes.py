@@ -21,6 +21,7 @@ from paceline.reconcile import make_plan as reconcile
 from paceline.settings import shipped
 from paceline.settings.augment import AutoAugment, Crop, LogarithmicCut, RandAugment, UniformCut
 from paceline.settings.build import build
+from paceline.settings.configurations import configurations
 from paceline.settings.data import Center, Files, Squash
 from paceline.settings.duration import Duration
 from paceline.settings.model import ResNet
@@ -370,7 +371,8 @@ def test_the_documents_list_every_published_recipe(cells: list[str]) -> None:
 def test_the_documents_list_every_published_placement(name: str) -> None:
     placement, _ = read_placement(name, [])
     weights = "" if placement.weights == "auto" else f", weights {placement.weights}"
-    layout = f"{placement.replicas} x {placement.micro_batch} | {placement.precision}{weights}"
+    stages = f", {placement.stages} stages" if placement.stages > 1 else ""
+    layout = f"{placement.replicas} x {placement.micro_batch}{stages} | {placement.precision}{weights}"
     line = f"| `{name}` | {layout} | {placement.about} |"
     assert line in (DOCS / "placements.md").read_text()
 
@@ -619,7 +621,42 @@ def test_graphcore_pytorch_placements_round_and_cut_as_published(
     placement, _ = read_placement(page, [])
     assert placement.precision == "fp16"
     assert (placement.weights.replace("auto", "fp32"), placement.stochastic_rounding) == (weights, by_chance)
-    assert list(placement.recompute) == cuts
+    assert list(placement.splits or placement.recompute) == cuts
+
+
+PIPELINES = """
+resnet50           4 stage2/unit1 stage3/unit1 stage4/unit1  mk1-resnet50-16ipus
+resnet50           4 stage2/unit1 stage3/unit1 stage3/unit5  mk2-resnet50-bn-16ipus
+resnet50           4 stage1/unit3 stage2/unit4 stage3/unit5  resnet50-16ipu-mk1 resnet50-mk2-pipelined
+resnext101         2 stage3/unit5                            mk2-resnext101-16ipus
+efficientnet-b4    4 stage2/unit2 stage4/unit2 stage6/unit3  mk2-efficientnet-b4-g1-16ipus
+efficientnet-b4    4 stage2/unit3 stage4/unit3 stage6/unit1  mk2-efficientnet-b4-g16-16ipus
+efficientnet-b4    4 stage2/unit2 stage3/unit4 stage6/unit1  efficientnet-b4-g16-16ipu-mk2
+efficientnet-b4    4 stage2/unit2 stage4/unit1 stage5/unit6  efficientnet-b4-g16-gn efficientnet-b4-g1-gn-pod16
+efficientnet-b4    2 stage4/unit1                            efficientnet-b4-g16-16ipus efficientnet-b4-g16-gn-pod64
+efficientnet-b0    2 stage4/unit1                            efficientnet-b0-g16-gn-pod16
+efficientnet-b0    2 stage3/unit2                            efficientnet-b0-g16-gn
+efficientnet-b0    4                                         efficientnet-b0-16ipu-mk1 efficientnet-b0-16ipu-mk2
+mobilenet-v3-large 4                                         mobilenet-v3-large mobilenet-v3-large-pod16
+"""
+"""By b1/2 b2/3 b3/5, b1/2 b2/3 b3/3, layer1/2 layer2/3 layer3/4, block2b block4b block6c, and so on;
+where a line names no block, nothing says where the network was cut."""
+
+
+@pytest.mark.parametrize("line", PIPELINES.strip().splitlines())
+def test_pipelines_are_cut_as_they_were(line: str) -> None:
+    network, stages, *rest = line.split()
+    for page in (f"graphcore/{word}" for word in rest if "/" not in word):
+        plan = plan_of(next(each.recipe for each in configurations() if each.placement == page), page)
+        assert (plan.recipe.model.name, plan.stages) == (network, int(stages))
+        assert plan.splits == [word for word in rest if "/" in word]
+
+
+def test_each_stage_is_a_device_of_the_configuration_that_it_was_published_with() -> None:
+    for each in configurations():
+        placement, _ = read_placement(each.placement, [])
+        if placement.replicas != "auto":
+            assert placement.replicas * placement.stages == each.devices, each
 
 
 @pytest.mark.parametrize("name", [*named("nvidia/"), *named("ffcv/")])

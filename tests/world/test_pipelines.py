@@ -132,6 +132,18 @@ def test_a_pipeline_that_is_killed_goes_on_with_the_same_bits(tmp_path: Path) ->
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_16_bit_weights_of_a_pipeline_are_the_same_bits(tmp_path: Path, replicas: int) -> None:
+    words = ("optimizer={name: rmsprop, lr: 0.01}", "on.precision=bf16", "on.weights=bf16", "on.micro_batch=4")
+
+    def bits(name: str, *layout: str) -> Outcome:
+        (tmp_path / name).mkdir()
+        return Trial(tmp_path / name, None, STEPS).finish(make_plan(*words, f"on.replicas={replicas}", *layout))
+
+    assert differs(bits("whole"), bits("staged", "on.stages=2")) == 0
+
+
+@pytest.mark.long
 def test_a_run_killed_as_a_pipeline_goes_on_whole_and_the_other_way_round(tmp_path: Path) -> None:
     recipe = ("ema.decay=0.9", "optimizer={name: adamw, lr: 0.01, epsilon: 0.01}")
     undisturbed = run(tmp_path / "undisturbed", *recipe)
@@ -185,8 +197,8 @@ def test_a_pipeline_that_loses_a_stage_says_so_in_one_line(tmp_path: Path, layou
 
 
 @pytest.mark.long
-def test_a_pipeline_stops_saved_at_a_signal(tmp_path: Path) -> None:
-    recipe = write_small(tmp_path, epochs="200")
+def test_a_pipeline_stops_saved_at_a_signal_and_is_resumed_whole(tmp_path: Path) -> None:
+    recipe = write_small(tmp_path, epochs="30", report="10 steps")
     layout = ("on.stages=2", "on.micro_batch=4", "on.save=1 steps")
     training = Training(tmp_path, "train", recipe, *layout, "--out", "run")
     training.wait_until(training.saved(2))
@@ -194,3 +206,9 @@ def test_a_pipeline_stops_saved_at_a_signal(tmp_path: Path) -> None:
     status, out, errors = training.end()
     assert status == 75, (out, errors)
     assert Run(tmp_path / "run", "read").rows()[-1]["kind"] == "interrupted"
+    words = ("resume", "run", "on.stages=1", "on.splits=[]", "on.save=50 epochs")
+    status, out, errors = Training(tmp_path, *words).end()
+    assert status == 0, (out, errors)
+    starts = [row for row in Run(tmp_path / "run", "read").rows() if row["kind"] == "start"]
+    assert [start["placement"]["stages"] for start in starts] == [2, 1]
+    assert starts[1]["step"] >= 2

@@ -46,6 +46,7 @@ def row(name: str) -> dict[str, Any]:
         "devices": max((each.devices for each in known), default=""),
         "recipes": list(dict.fromkeys(each.recipe for each in known)),
         "replicas": placement.replicas,
+        "stages": placement.stages,
         "micro_batch": placement.micro_batch,
         "precision": placement.precision,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Protocol
 
@@ -46,13 +46,16 @@ def build_optimizer(
     plan: Plan,
     norms: Set[str] = frozenset(),
     world: World | None = None,
+    roundings: Mapping[str, Rounding] | None = None,
 ) -> Optimizer:
     """The recipe's optimizer for the trainable ones of these named parameters; other stages of `world` have others.
 
     `norms` names the parameters of norm layers: the word norm in a recipe means them too, whatever they are called.
-    Where the placement wants shares, the replicas of `world` have them.
+    Where the placement wants shares, the replicas of `world` have them. Where these parameters are not all of the
+    network's, `roundings` says how each is rounded.
     """
     named = {name: p for name, p in parameters if p.requires_grad}
+    roundings = weight_roundings(named.items(), plan, norms) if roundings is None else roundings
     groups, settings, limits = parameter_groups(plan, named, norms), plan.recipe.optimizer, plan.recipe.clip
     offloads = plan.placement.offload == "optimizer"
     sharers = world if world is not None and world.replicas > 1 and plan.shards else None
@@ -62,7 +65,7 @@ def build_optimizer(
     head = head_weights(plan, named)
     pairs = assign_rules(plan, groups, norms, head, fuses)
     parts = [
-        GroupPart(group, rule, group_rounding(plan, group), stacked=isinstance(rule, MuonRule))
+        GroupPart(group, rule, roundings.get(next(iter(group.parameters))), stacked=isinstance(rule, MuonRule))
         for group, rule in pairs
         if group.parameters
     ]
@@ -91,12 +94,20 @@ def _flat_groups(parts: list[GroupPart], replica: int, offloads: bool) -> list[F
     return groups
 
 
-def group_rounding(plan: Plan, group: ParameterGroup) -> Rounding | None:
-    """The stochastic rounding of a group's 16-bit weights; None where rounding is to the nearest."""
-    name, first = next(iter(group.parameters.items()))
-    if first.dtype.itemsize >= 4 or not plan.placement.stochastic_rounding:
-        return None
-    return Rounding(keyed.key(plan.recipe.seed, "rounding", name), flat_starts(group.parameters))
+def weight_roundings(
+    parameters: Iterable[tuple[str, nn.Parameter]], plan: Plan, norms: Set[str] = frozenset()
+) -> dict[str, Rounding]:
+    """The stochastic rounding of each 16-bit weight of a whole network, by name; none where it is to the nearest."""
+    named = {name: p for name, p in parameters if p.requires_grad and p.dtype.itemsize < 4}
+    roundings: dict[str, Rounding] = {}
+    if not plan.placement.stochastic_rounding:
+        return roundings
+    groups = parameter_groups(plan, named, norms)
+    for group, _ in assign_rules(plan, groups, norms, head_weights(plan, named)):
+        if group.parameters:
+            key = keyed.key(plan.recipe.seed, "rounding", next(iter(group.parameters)))
+            roundings |= dict.fromkeys(group.parameters, Rounding(key, flat_starts(group.parameters)))
+    return roundings
 
 
 def assign_rules(

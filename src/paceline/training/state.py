@@ -16,10 +16,12 @@ from paceline.errors import Broken
 from paceline.model.init import initialize, published
 from paceline.model.metrics import TRAIN_SUMS
 from paceline.model.norm import norm_parameters
+from paceline.model.precision import network_on_device
 from paceline.model.pretrained import LoadedWeights, load_weights, read_weights
 from paceline.model.whole import Whole
 from paceline.optim.averages import Ema
-from paceline.optim.build import Optimizer, build_optimizer
+from paceline.optim.build import Optimizer, build_optimizer, weight_roundings
+from paceline.optim.rounding import Rounding
 from paceline.optim.shard import ShardedOptimizer
 from paceline.planning import Plan
 from paceline.settings.model import External
@@ -107,12 +109,22 @@ def build_state(plan: Plan, world: World, class_weights: Sequence[float] | None 
     weighted = plan.recipe.loss.class_weights != "none" and not plan.evaluates
     assert (class_weights is not None) == weighted, "the loss has the class weights that the recipe asks for"
     network = _network(plan, world, class_weights)
-    optimizer = build_optimizer(network.module.named_parameters(), plan, norm_parameters(network.module), world)
+    norms, roundings = norm_parameters(network.module), _roundings(plan)
+    optimizer = build_optimizer(network.module.named_parameters(), plan, norms, world, roundings)
     decay = plan.recipe.ema.decay
     ema = None if decay is None else Ema(plan, network.module, decay)
     sums = torch.zeros(2, len(TRAIN_SUMS), dtype=widest_float(world.device), device=world.device)
     bad = torch.zeros(plan.steps, dtype=torch.uint8, device=world.device)
     return State(network, optimizer, ema, LossScale(plan, world.device), sums[0], sums[1], bad)
+
+
+def _roundings(plan: Plan) -> dict[str, Rounding] | None:
+    """How weights are rounded, where a process has a part of them only."""
+    if plan.stages == 1 or plan.placement.weights not in ("bf16", "fp16"):
+        return None
+    with torch.device("meta"):
+        whole = network_on_device(plan, torch.device("meta"))
+    return weight_roundings(whole.named_parameters(), plan, norm_parameters(whole))
 
 
 def _network(plan: Plan, world: World, class_weights: Sequence[float] | None) -> Whole:
