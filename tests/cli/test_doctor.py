@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,9 @@ def test_a_machine_that_works_is_described_and_measured(paceline: Paceline) -> N
     assert list(found) == [name.replace(" ", "_") for name in CHECKS]
     assert found["paceline"].startswith(__version__)
     assert f"torch {torch.__version__}" in found["packages"]
+    assert f"typer {version('typer')}" in found["packages"]
+    assert all(name in found["extras"] for name in ("onnxruntime", "tensorboard", "pillow-heif", "mlflow"))
+    assert not any(name in found["extras"] for name in ("ruff", "playwright"))
     assert found["random_numbers"].startswith("the same bits in NumPy and in torch on cpu")
     assert " MB/s, reads " in found["this_folder"]
     assert found["exchange_of_two_replicas"].startswith("25 MiB in ")
@@ -34,8 +38,22 @@ def test_what_does_not_work_is_named_and_all_else_is_looked_at(
     monkeypatch.delitem(CHECKS, "exchange of two replicas")
     assert doctor.run(as_json=True) == 1
     found = json.loads(capsys.readouterr().out)
-    assert found["cache"].startswith("FAILED: [Errno 20] Not a directory")
+    assert found["cache"] == f"FAILED: {tmp_path}/file/cache: Not a directory"
     assert sum(text.startswith("FAILED") for text in found.values()) == 1
+
+
+def test_variables_that_matter_are_told_and_secrets_are_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"NCCL_DEBUG": "INFO", "WANDB_API_KEY": "secret", "WANDB_MODE": "offline"}.items():
+        monkeypatch.setenv(name, value)
+    for name in [name for name in CHECKS if name != "variables"]:
+        monkeypatch.delitem(CHECKS, name)
+    assert doctor.run(as_json=True) == 0
+    shown = json.loads(capsys.readouterr().out)["variables"]
+    assert "NCCL_DEBUG=INFO" in shown
+    assert "WANDB_MODE=offline" in shown
+    assert "secret" not in shown
 
 
 def test_other_random_numbers_than_in_numpy_are_a_fault(

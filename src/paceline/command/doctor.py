@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import tempfile
 import time
@@ -23,9 +24,13 @@ from paceline.progress import progress_bar
 from paceline.settings.placement import Placement
 from paceline.settings.read import Tree
 
-PACKAGES = ("torch", "triton", "torchvision", "timm", "numpy", "safetensors", "pydantic", "pillow", "simplejpeg")
-EXTRAS = ("onnx", "onnxscript", "onnxruntime", "pillow-heif", "tensorboard", "wandb", "mlflow")
-VARIABLES = ("DATA_DIR", "DATASETS_DIR", "PACELINE_CACHE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MASTER_ADDR")
+BESIDE = ("torchvision", "timm", "triton")
+"""Packages that are used where they are there, and that no extra installs."""
+VARIABLES = re.compile(
+    r"DATA_DIR|DATASETS_DIR|PYTHONPATH|(PACELINE|CUDA|NCCL|GLOO|OMP|MKL|TORCH|TORCHINDUCTOR|TRITON|PYTORCH)_\w+"
+    r"|MASTER_ADDR|MASTER_PORT|RANK|LOCAL_RANK|WORLD_SIZE|SLURM_NTASKS|WANDB_MODE|MLFLOW_TRACKING_URI"
+)
+"""What of the environment changes what Paceline does; nothing of it is secret."""
 WRITTEN = 64 << 20
 """Bytes that are written and read to see how fast a folder is."""
 EXCHANGED = 25 << 20
@@ -42,7 +47,10 @@ def run(as_json: bool) -> int:
             progress("looking at this machine", number, len(CHECKS))
             try:
                 found[name] = fact(machine)
-            except (UserError, OSError, RuntimeError, ImportError) as fault:
+            except OSError as fault:
+                found[name] = f"FAILED: {fault.filename}: {fault.strerror}" if fault.strerror else f"FAILED: {fault}"
+                failed.append(name)
+            except (UserError, RuntimeError, ImportError) as fault:
                 found[name] = f"FAILED: {first_line(fault)}"
                 failed.append(name)
     show_facts(found, as_json)
@@ -60,32 +68,38 @@ def _system(_: Machine) -> str:
 
 def _cores(machine: Machine) -> str:
     bound = f" of {os.cpu_count()}" if machine.bound else ""
-    return f"{machine.cores}{bound}, {processor_name()}; {machine.memory / 2**30:.1f} GiB of memory"
-
-
-def _versions(names: tuple[str, ...]) -> dict[str, str]:
-    versions = {}
-    for name in names:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+    load = f"; load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return f"{machine.cores}{bound}, {processor_name()}; {machine.memory / 2**30:.1f} GiB of memory{load}"
 
 
 def _packages(_: Machine) -> str:
-    return ", ".join(f"{name} {version}" for name, version in _versions(PACKAGES).items())
+    return _versions([*_required(extra=False), *BESIDE])
 
 
 def _extras(_: Machine) -> str:
-    there = _versions(EXTRAS)
-    missing = ", ".join(name for name in EXTRAS if name not in there)
-    installed = ", ".join(f"{name} {version}" for name, version in there.items())
-    return "; ".join(part for part in (installed, missing and f"not installed: {missing}") if part)
+    return _versions(_required(extra=True))
+
+
+def _required(extra: bool) -> list[str]:
+    """The packages that this one needs, or those of its extras, but for the extras of developers."""
+    lines = [line for line in metadata.requires("paceline") or [] if ("extra ==" in line) == extra]
+    lines = [line for line in lines if not re.search(r"extra == .(dev|all)\b", line)]
+    return list(dict.fromkeys(re.split(r"[^\w-]", line, maxsplit=1)[0].lower() for line in lines))
+
+
+def _versions(names: list[str]) -> str:
+    versions, missing = [], []
+    for name in names:
+        try:
+            versions.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+    parts = [", ".join(versions), f"not installed: {', '.join(missing)}" if missing else ""]
+    return "; ".join(part for part in parts if part)
 
 
 def _variables(_: Machine) -> str:
-    return ", ".join(f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ) or "none"
+    return ", ".join(f"{name}={os.environ[name]}" for name in sorted(os.environ) if VARIABLES.fullmatch(name)) or "none"
 
 
 def _accelerators(machine: Machine) -> str:
