@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from browser import CHROMIUM, check_charts, opened_alone
 from conftest import run_in
 from image_files import PAGE, WRITERS, clean_pictures
 from paceline.data.index.label_file import read_relabels
@@ -27,9 +25,7 @@ from pictures_made import write_folder
 from runs_made import write_answers, write_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Page
 
 
 class Elements(HTMLParser):
@@ -127,11 +123,6 @@ def test_an_image_that_cannot_be_shown_has_no_picture(tmp_path: Path, name: str)
         assert pictures.key(name) is None  # a file of labels is UTF-8
 
 
-CHROMIUM = os.environ.get("PACELINE_BROWSER") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-
-
 @pytest.mark.long
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed, and PACELINE_BROWSER names no browser")
 @pytest.mark.parametrize("dark", [False, True])
@@ -152,36 +143,6 @@ def test_a_report_works_in_a_browser_without_a_network(trained: Path, tmp_path: 
                 if path.parent == tmp_path:
                     check_relabels(page, tmp_path)
         browser.close()
-
-
-@contextmanager
-def opened_alone(browser: Browser, path: Path, dark: bool) -> Iterator[Page]:
-    """A page in a browser, which says nothing on its console and asks for nothing from elsewhere."""
-    page = browser.new_page(color_scheme="dark" if dark else "light")
-    said, requests = list[str](), list[str]()
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda fault: said.append(str(fault)))
-    page.on("request", lambda request: requests.append(request.url))
-    page.goto(path.as_uri())
-    yield page
-    assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
-    assert said == []
-    page.close()
-
-
-def check_charts(opened: Page, dark: bool) -> None:
-    """Curves are drawn, hovering shows values, and the colors are those of the reader."""
-    charts = opened.locator(".chart")
-    assert charts.count() >= 6
-    for number in range(charts.count()):
-        assert charts.nth(number).locator(".scatterlayer path").count() > 0
-    charts.first.scroll_into_view_if_needed()
-    box: Any = charts.first.bounding_box()
-    opened.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    opened.wait_for_selector(".hoverlayer .legendtext")
-    assert "step" in (opened.locator(".hoverlayer").first.text_content() or "")
-    background = opened.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (background == "rgb(255, 255, 255)") != dark
 
 
 def check_paper(opened: Page) -> None:
