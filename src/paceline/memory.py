@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import Any
 
 from paceline.errors import PlanError
 from paceline.facts import Probe
@@ -12,6 +13,7 @@ from paceline.layouts import fitting_sizes
 from paceline.planning import Plan
 from paceline.settings.data import POOL
 from paceline.settings.placement import AUTO, Placement
+from paceline.stages import balanced, check_stages, shares_of_stages
 
 MARGIN = 0.1
 """The part of the memory that a choice leaves free: for memory in pieces, and the error of a prediction."""
@@ -50,40 +52,72 @@ class Demand:
 
 
 def demand(plan: Plan, probe: Probe) -> Demand:
-    """What the steps of a plan take of its device."""
-    weights, gradients, optimizer = (
-        float(sum(getattr(block, name) for block in probe.blocks)) for name in ("weights", "gradients", "optimizer")
-    )
-    spared, (inputs, evaluated) = _spared(plan, probe), _inputs(plan)
-    kept, working, entering = _blocks(plan, probe)
-    cuts, nothing = _cuts(plan, plan.recomputed), [0.0] * len(kept)
-    there = at_once(kept, nothing, entering, cuts)
-    passes = _beside(plan, probe) + at_once(kept, working, entering, cuts)
-    update = probe.update.at(plan.micro_batch) + _exchanged(plan, probe) + inputs - spared
-    graphs = there - sum(kept) if plan.placement.graphs else 0.0
-    held = probe.held.at(plan.micro_batch) + graphs - spared
+    """What the steps of a plan take of its device; in a pipeline, of that of the stage that takes the most."""
+    parts, sizes = _parts(plan, probe), _sizes(plan, probe)
+    stages = [_of_stage(plan, probe, sizes, parts[stage :: plan.stages], stage) for stage in range(plan.stages)]
+    return replace(max(stages, key=lambda needs: needs.peak), seconds=step_seconds(plan, probe))
+
+
+def _of_stage(plan: Plan, probe: Probe, sizes: _Sizes, parts: Sequence[_Part], stage: int) -> Demand:
+    """What the steps of a plan take of the device of a stage that has these parts of the network."""
+    own, accumulates = _state(probe, parts), plan.rounds > 1
+    weights, gradients, optimizer = own
+    absent = [whole - here for whole, here in zip(_state(probe), own, strict=True)]  # which was there in the probe
+    spared = optimizer * (1 - 1 / plan.replicas) if plan.shards else 0.0  # which other replicas keep
+    inputs, evaluated = _inputs(plan) if stage == 0 else (0.0, 0.0)
+    sent = 0.0 if plan.replicas == 1 else gradients * (1.5 if plan.placement.communication == "bf16" else 1.0)
+    there, needed = _at_once_in(plan, sizes, parts, stage)
+    passes = sizes.beside + needed - absent[0] - absent[2] - (absent[1] if accumulates else 0.0)
+    update = probe.update.at(plan.micro_batch) - sum(absent)
+    held = probe.held.at(plan.micro_batch) - absent[0] - absent[2] - spared
+    graphs = there - sum(sizes.kept) if plan.placement.graphs else 0.0
     return Demand(
         weights=weights,
-        gradients=gradients if plan.rounds > 1 or update > passes else 0.0,
+        gradients=gradients if accumulates or update > passes else 0.0,
         optimizer=optimizer - spared,
         kept=there if passes >= update else 0.0,
         inputs=inputs,
-        step=max(passes, update),
-        evaluation=held + probe.evaluation.at(plan.evaluation_batch) + evaluated,
-        seconds=step_seconds(plan, probe),
+        step=max(passes, update) + sent + inputs - spared,
+        evaluation=held + graphs + probe.evaluation.at(plan.evaluation_batch) + evaluated,
+        seconds=0.0,  # of all stages together
     )
 
 
 def step_seconds(plan: Plan, probe: Probe) -> float:
-    """How long a step takes a device."""
-    cuts = _cuts(plan, plan.recomputed)
-    again = sum(block.forward for block in probe.blocks[: max(cuts, default=0)]) * plan.micro_batch
-    return plan.rounds * (probe.seconds.at(plan.micro_batch) + again) + probe.update_seconds
+    """How long a step takes, if nothing but the passes and the update does."""
+    parts, cuts = _parts(plan, probe), _cuts(plan)
+    each, whole = probe.seconds.at(plan.micro_batch), sum(block.forward + block.backward for block in probe.blocks)
+    stages = [0.0] * plan.stages
+    for number, (begin, end) in enumerate(parts):
+        again = max((cut for cut in cuts if begin < cut < end), default=begin)
+        share = sum(block.forward + block.backward for block in probe.blocks[begin:end]) / whole
+        repeated = sum(block.forward for block in probe.blocks[begin:again]) * plan.micro_batch
+        stages[number % plan.stages] += each * share + repeated
+    if plan.placement.pipeline == "sequential":
+        return plan.rounds * sum(stages) + probe.update_seconds
+    turns = plan.rounds + (plan.stages - 1) * plan.stages / plan.parts
+    return turns * max(stages) + probe.update_seconds
+
+
+def measured_shares(plan: Plan, probe: Probe) -> tuple[float, ...]:
+    """What part of the time of the passes each stage of a pipeline has."""
+    blocks, parts = plan.network.blocks, _parts(plan, probe)
+    costs = {block.name: block.forward + block.backward for block in probe.blocks}
+    return tuple(shares_of_stages(costs, [blocks[begin:end] for begin, end in parts], plan.stages))
 
 
 def room_of(plan: Plan, probe: Probe) -> float:
     """Bytes that a step may take: all that the placement allows and the device has, less the margin."""
     return (1 - MARGIN) * _memory(plan, probe)
+
+
+def _runs(plan: Plan) -> bool:
+    """Whether a pipeline takes so many micro-batches."""
+    try:
+        check_stages(plan)
+    except PlanError:
+        return False
+    return True
 
 
 def _memory(plan: Plan, probe: Probe) -> int:
@@ -98,11 +132,13 @@ def best_that_fits(plan: Plan, asked: Placement, probe: Probe, below: int | None
         sizes = [
             size for size in fitting_sizes(plan.recipe, plan.norm_batch, plan.replicas) if size < (below or size + 1)
         ]
-    plans = [_placed(plan, size, asked, probe) for size in sizes]
+    plans = [placed for size in sizes if _runs(placed := _placed(plan, size, asked, probe))]
     demands = [(each, demand(each, probe)) for each in plans]
     fitting = [(each, needs) for each, needs in demands if needs.peak <= room_of(plan, probe)]
     if fitting:
         return min(fitting, key=lambda pair: (pair[1].seconds, -pair[0].micro_batch))[0]
+    if not demands and below is None:
+        return plan
     if not demands:
         raise PlanError(f"on.micro_batch={below} did not fit the memory, and no smaller one fits the recipe; {_REMEDY}")
     smallest, needs = min(demands, key=lambda pair: pair[1].peak)
@@ -156,47 +192,125 @@ def _of_piece(kept: Sequence[float], working: Sequence[float], begin: int, end: 
 
 
 def _placed(plan: Plan, size: int, asked: Placement, probe: Probe) -> Plan:
-    """The plan with micro-batches of this size, and as little recomputation as fits if that is left to the machine."""
-    kept_all = plan.placement.model_copy(update={"micro_batch": size, "recompute": ()})
-    if asked.recompute != AUTO:
-        return replace(plan, placement=kept_all.model_copy(update={"recompute": plan.placement.recompute}))
-    placed = replace(plan, placement=kept_all)
-    cuts = least_cuts(*_blocks(placed, probe), room_of(placed, probe) - _beside(placed, probe))
-    names = ("all",) if cuts is None else tuple(plan.network.blocks[cut] for cut in cuts)
-    return replace(placed, placement=kept_all.model_copy(update={"recompute": names}))
+    """The plan with micro-batches of this size; if that is left to the machine, its stages are balanced by time as far
+    as the memory allows, and as little is recomputed as fits."""
+    changes: dict[str, Any] = {"micro_batch": size}
+    if asked.recompute == AUTO:
+        changes["recompute"] = ()
+    if plan.stages > 1 and not asked.splits:
+        changes["splits"] = ()
+    placed = _changed(plan, **changes)
+    if "splits" in changes:
+        placed = _changed(placed, splits=tuple(_balanced(placed, probe)))
+    return _changed(placed, recompute=_least_recomputed(placed, probe)) if "recompute" in changes else placed
 
 
-def _cuts(plan: Plan, names: Sequence[str]) -> list[int]:
-    """The numbers of the blocks that the network is cut before; before the first there is nothing to cut."""
-    return [number for number, name in enumerate(plan.network.blocks) if name in names and number]
+def _changed(plan: Plan, **placed: Any) -> Plan:
+    return replace(plan, placement=plan.placement.model_copy(update=placed))
 
 
-def _blocks(plan: Plan, probe: Probe) -> tuple[list[float], list[float], list[float]]:
-    """Of each block what it keeps of a micro-batch, what its backward pass takes for a moment, and what enters it."""
+def _balanced(plan: Plan, probe: Probe) -> list[str]:
+    """The splits with which no stage takes longer than need be, and each fits its memory if that can be."""
+    sizes, room = _sizes(plan, probe), room_of(plan, probe)
+
+    def fits(begin: int, end: int, part: int) -> bool:
+        return plan.parts > plan.stages or _of_stage(plan, probe, sizes, [(begin, end)], part).step <= room
+
+    times = [block.forward + block.backward for block in probe.blocks]
+    return balanced(plan.network.blocks, times, plan.parts, fits)
+
+
+def _least_recomputed(plan: Plan, probe: Probe) -> tuple[str, ...]:
+    """The blocks to cut before so that as few as possible are computed again; in a pipeline all of a stage, or none."""
+    sizes, blocks, room = _sizes(plan, probe), plan.network.blocks, room_of(plan, probe)
+    if plan.stages == 1:
+        cuts = least_cuts(sizes.kept, sizes.working, sizes.entering, room - sizes.beside - _inputs(plan)[0])
+        return ("all",) if cuts is None else tuple(blocks[cut] for cut in cuts)
+    parts, chosen = _parts(plan, probe), list[str]()
+    for stage in range(plan.stages):
+        own = parts[stage :: plan.stages]
+        if _of_stage(plan, probe, sizes, own, stage).step > room:
+            chosen += [name for begin, end in own for name in blocks[begin:end]]
+    return tuple(chosen)
+
+
+_Part = tuple[int, int]
+"""Blocks that are neighbors: the number of the first, and of the one behind the last."""
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What a probe says of a plan's micro-batch, block by block and beside the blocks."""
+
+    kept: list[float]
+    working: list[float]
+    entering: list[float]
+    """What enters each block but the first, from the one before it."""
+    beside: float
+    """The most that passes take beside what backward passes need."""
+    cuts: list[int]
+    """The blocks that the network is cut before; before the first there is nothing to cut."""
+
+
+def _sizes(plan: Plan, probe: Probe) -> _Sizes:
     kept, working, passed = (
         [max(0.0, getattr(block, name).at(plan.micro_batch)) for block in probe.blocks]
         for name in ("kept", "working", "passed")
     )
-    return kept, working, [0.0, *passed[:-1]]
-
-
-def _beside(plan: Plan, probe: Probe) -> float:
-    """What the passes of a step take at the most, beside what the backward passes need."""
+    entering = [0.0, *passed[:-1]]
     lines = [probe.first] if plan.rounds == 1 else [probe.first, probe.following]
-    passes = max(line.at(plan.micro_batch) for line in lines) - at_once(*_blocks(plan, probe), ())
-    return passes + _exchanged(plan, probe) + _inputs(plan)[0] - _spared(plan, probe)
+    passes = max(line.at(plan.micro_batch) for line in lines)
+    return _Sizes(kept, working, entering, passes - at_once(kept, working, entering, ()), _cuts(plan))
 
 
-def _spared(plan: Plan, probe: Probe) -> float:
-    """State of the optimizer that other replicas keep."""
-    return sum(block.optimizer for block in probe.blocks) * (1 - 1 / plan.replicas) if plan.shards else 0.0
+def _parts(plan: Plan, probe: Probe) -> list[_Part]:
+    """The parts of the network, in order; the first stage has the first, and so on in turn."""
+    blocks = plan.network.blocks
+    splits = plan.splits or (_balanced(plan, probe) if plan.stages > 1 else [])
+    return list(pairwise([0, *(blocks.index(name) for name in splits), len(blocks)]))
 
 
-def _exchanged(plan: Plan, probe: Probe) -> float:
-    """The buckets in which several replicas exchange gradients, beside the gradients."""
-    if plan.replicas == 1:
-        return 0.0
-    return sum(block.gradients for block in probe.blocks) * (1.5 if plan.placement.communication == "bf16" else 1.0)
+def _state(probe: Probe, parts: Sequence[_Part] | None = None) -> tuple[float, float, float]:
+    """Weights, gradients and the optimizer's state of some parts of the network, or of all of it."""
+    chosen = [block for begin, end in (parts or [(0, len(probe.blocks))]) for block in probe.blocks[begin:end]]
+    weights, gradients, optimizer = (
+        float(sum(getattr(block, name) for block in chosen)) for name in ("weights", "gradients", "optimizer")
+    )
+    return weights, gradients, optimizer
+
+
+def _cuts(plan: Plan) -> list[int]:
+    recomputed = set(plan.recomputed)
+    return [number for number, name in enumerate(plan.network.blocks) if name in recomputed and number]
+
+
+def _at_once_in(plan: Plan, sizes: _Sizes, parts: Sequence[_Part], stage: int) -> tuple[float, float]:
+    """The most that a stage has kept at one time, and that with what it works with; of each micro-batch under way what
+    stays until its backward pass, of one of them what is computed again as well."""
+    stays = there = needed = 0.0
+    nothing = [0.0] * len(sizes.kept)
+    for begin, end in parts:
+        own = [cut - begin for cut in sizes.cuts if begin < cut < end]
+        kept, entering = sizes.kept[begin:end], sizes.entering[begin:end]
+        left = sum(entering[cut] for cut in own) + sum(kept[max(own, default=0) :])
+        received, sent = entering[0], sizes.entering[end] if end < len(sizes.kept) else 0.0
+        stays += left + received + sent
+        there = max(there, at_once(kept, nothing[begin:end], entering, own) - left)
+        needed = max(needed, at_once(kept, sizes.working[begin:end], entering, own) - left)
+    under_way = _under_way(plan, stage)
+    return under_way * stays + there, under_way * stays + needed
+
+
+def _under_way(plan: Plan, stage: int) -> float:
+    """How many micro-batches a stage has taken forward and not yet back, at the most."""
+    later, loops = plan.stages - 1 - stage, plan.parts // plan.stages
+    match plan.placement.pipeline:
+        case "sequential":
+            return 1
+        case "grouped":
+            return plan.rounds if plan.stages > 1 else 1
+        case "interleaved":
+            return min(plan.rounds, 1 + later if loops == 1 else 1 + (2 * later + (loops - 1) * plan.stages) / loops)
 
 
 def _inputs(plan: Plan) -> tuple[float, float]:

@@ -25,6 +25,8 @@ class Plan:
     """Whether nothing is trained by it, so that its micro-batch may be one that no step is made of."""
     chosen_by: str = "the placement"
     """Where the micro-batch comes from: the placement, an estimate, or a probe."""
+    shares: tuple[float, ...] = ()
+    """What part of the time of the passes each stage has, where a probe has measured that."""
     ran_out: int | None = None
     """A micro-batch for which the memory did not suffice before, so that this one is smaller."""
 

@@ -22,7 +22,7 @@ from paceline.files import read_whole, write_whole
 from paceline.launch import Launch
 from paceline.layouts import fitting_sizes, images_that_fit
 from paceline.machine import Machine, processor_name
-from paceline.memory import best_that_fits
+from paceline.memory import best_that_fits, measured_shares
 from paceline.planning import Plan
 from paceline.reconcile import make_plan
 from paceline.settings.augment import Augment, Crop
@@ -61,15 +61,17 @@ def planned(
 
 def is_open(asked: Placement) -> bool:
     """Whether a placement leaves something to the machine that a probe can decide."""
-    return asked.micro_batch == "auto" or asked.recompute == AUTO
+    return asked.micro_batch == "auto" or asked.recompute == AUTO or asked.stages > 1
 
 
 def decided(plan: Plan, asked: Placement, probe: Probe, machine: Machine, launch: Launch | None) -> Plan:
     """The plan in which a probe has decided what is left to the machine."""
     chosen = best_that_fits(plan, asked, probe).placement
-    settled = asked.model_copy(update={"micro_batch": chosen.micro_batch, "recompute": chosen.recompute})
-    plan = make_plan(plan.recipe, settled, machine, plan.network, launch)
-    return replace(plan, chosen_by=f"a probe of {probe.device}") if asked.micro_batch == "auto" else plan
+    changes = {key: getattr(chosen, key) for key in ("micro_batch", "recompute", "splits")}
+    plan = make_plan(plan.recipe, asked.model_copy(update=changes), machine, plan.network, launch)
+    shares = measured_shares(plan, probe) if plan.stages > 1 else ()
+    by = f"a probe of {probe.device}" if asked.micro_batch == "auto" else plan.chosen_by
+    return replace(plan, chosen_by=by, shares=shares)
 
 
 def stored_probe(plan: Plan, machine: Machine) -> Probe | None:

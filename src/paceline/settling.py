@@ -60,10 +60,14 @@ def _decide(job: Job, memory: int, trained: Path | None) -> dict[str, Any]:
             plan = decided(plan, asked, probe, job.machine, job.launch)
     if trained is not None and (least := least_too_large(trained, plan)) is not None and plan.micro_batch >= least:
         ran_out, plan = least, _below(plan, asked, probe, least)
-    recompute = list(plan.placement.recompute)
     return {
-        "micro_batch": plan.micro_batch, "recompute": recompute, "chosen_by": plan.chosen_by, "ran_out": ran_out,
-    }  # fmt: skip
+        "micro_batch": plan.micro_batch,
+        "recompute": list(plan.placement.recompute),
+        "splits": list(plan.placement.splits),
+        "shares": list(plan.shares),
+        "chosen_by": plan.chosen_by,
+        "ran_out": ran_out,
+    }
 
 
 def _below(plan: Plan, asked: Placement, probe: Probe | None, least: int) -> Plan:
@@ -86,12 +90,14 @@ def _with(job: Job, decision: dict[str, Any]) -> Job:
         changes["micro_batch"] = decision["micro_batch"]
     if asked.recompute == AUTO:
         changes["recompute"] = tuple(decision["recompute"])
+    if asked.stages > 1:
+        changes["splits"] = asked.splits or tuple(decision["splits"])
     if not changes:
         return job
     settings, machine, plan = asked.model_copy(update=changes), job.machine, job.plan
     plan = make_plan(plan.recipe, settings, machine, plan.network, job.launch, plan.evaluates)
     by = f"less than {ran_out}, which ran out of memory" if ran_out is not None else decision["chosen_by"]
-    return replace(job, plan=replace(plan, chosen_by=by, ran_out=ran_out))
+    return replace(job, plan=replace(plan, chosen_by=by, shares=tuple(decision["shares"]), ran_out=ran_out))
 
 
 def _may_not_fit(plan: Plan) -> bool:

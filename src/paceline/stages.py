@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
 from paceline.errors import PlanError
@@ -94,22 +94,39 @@ def parted(blocks: Sequence[str], splits: Sequence[str]) -> list[list[str]]:
     return [list(blocks[a:b]) for a, b in zip(starts, [*starts[1:], len(blocks)], strict=True)]
 
 
-def balanced(blocks: Sequence[str], costs: Sequence[int], parts: int) -> list[str]:
-    """The splits with which the part that costs most costs least, and the others about the same."""
-    sums, count = [0, *accumulate(costs)], len(blocks)
-    # Of the blocks from the i-th on: the most that a part of them costs, the squares of all, where parts begin.
-    best = [(sums[count] - sums[i], (sums[count] - sums[i]) ** 2, [i]) for i in range(count)]
+def balanced(
+    blocks: Sequence[str],
+    costs: Sequence[float],
+    parts: int,
+    fits: Callable[[int, int, int], bool] = lambda begin, end, part: True,  # noqa: ARG005
+) -> list[str]:
+    """The splits with which the part that costs most costs least, and the others about the same; of those whose parts
+    all fit, if there are any: `fits(begin, end, part)` says whether the blocks from `begin` to before `end` do."""
+    sums, count = [0.0, *accumulate(costs)], len(blocks)
+
+    def with_part(begin: int, end: int, later: int, rest: _Rest) -> _Rest:
+        cost = sums[end] - sums[begin]
+        misfits = rest[0] + (not fits(begin, end, parts - 1 - later))
+        return misfits, max(cost, rest[1]), cost**2 + rest[2], [begin, *rest[3]]
+
+    # Of the blocks from the i-th on: how many parts of them do not fit, the most that one costs, the squares of all,
+    # where parts begin.
+    best = [with_part(i, count, 0, (0, 0.0, 0.0, [])) for i in range(count)]
     for later in range(1, parts):
         best = [
-            min(_with_part(sums[end] - sums[i], i, best[end]) for end in range(i + 1, count - later + 1))
+            min(with_part(i, end, later, best[end]) for end in range(i + 1, count - later + 1))
             for i in range(count - later)
         ]
-    return [blocks[start] for start in best[0][2][1:]]
+    return [blocks[start] for start in best[0][3][1:]]
 
 
-def _with_part(cost: int, start: int, rest: tuple[int, int, list[int]]) -> tuple[int, int, list[int]]:
-    most, squares, starts = rest
-    return max(cost, most), cost**2 + squares, [start, *starts]
+_Rest = tuple[int, float, float, list[int]]
+
+
+def shares_of_stages(costs: Mapping[str, float], parts: Sequence[Sequence[str]], stages: int) -> list[float]:
+    """What part of the cost of all blocks each stage has."""
+    whole = sum(costs.values()) or 1.0
+    return [sum(costs[name] for blocks in parts[stage::stages] for name in blocks) / whole for stage in range(stages)]
 
 
 def stage_numbers(plan: Plan) -> dict[str, int | float | str]:
@@ -122,8 +139,14 @@ def stage_numbers(plan: Plan) -> dict[str, int | float | str]:
         "stages": plan.stages,
         **parts,
         f"{part_name(plan)}s begin at": begin,
+        **({"time of each stage": percents(plan.shares)} if plan.shares else {}),
         "idle share of a stage": round(idle_share(plan), 3),
     }
+
+
+def percents(shares: Sequence[float]) -> str:
+    """Shares for people."""
+    return ", ".join(f"{share:.0%}" for share in shares)
 
 
 def idle_share(plan: Plan) -> float:

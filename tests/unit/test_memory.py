@@ -181,3 +181,91 @@ def test_a_smaller_micro_batch_comes_before_recomputation_that_takes_longer() ->
     placed = best_that_fits(plan, asked(recompute=AUTO), slow)
     assert placed.micro_batch == 16
     assert placed.recomputed
+
+
+def pipeline(*words: str, size: int = 2, memory: float = 1000) -> Plan:
+    words = ("data_on_device=false", f"micro_batch={size}", f"memory={int(memory * MIB)}", *words)
+    return make_plan("norm_batch=2", "global_batch=16", "data.side=8", *(f"on.{word}" for word in words))
+
+
+def test_a_stage_takes_what_its_blocks_do_and_all_stages_together_no_less_than_the_whole_network() -> None:
+    plan = pipeline("stages=2", "splits=[stage2]", "pipeline=sequential")
+    probe = probe_of(plan)
+    whole, needs = demand(pipeline(), probe), demand(plan, probe)
+    assert needs.weights == 2 * MIB  # of the first stage, which keeps the most
+    assert needs.kept == pytest.approx((6 + 4) * 2 * MIB + MIB / 4 * 2)  # and what it has sent
+    assert needs.workspace == pytest.approx(whole.workspace, rel=0.01)
+    assert needs.step < whole.step
+
+
+@pytest.mark.parametrize(("order", "under_way"), [("sequential", 1), ("interleaved", 2), ("grouped", 8)])
+def test_what_a_stage_keeps_follows_from_the_micro_batches_that_are_under_way(order: str, under_way: int) -> None:
+    plan = pipeline("stages=2", "splits=[stage2]", f"pipeline={order}")
+    one = (6 + 4 + 0.25) * 2 * MIB
+    assert demand(plan, probe_of(plan)).kept == pytest.approx(under_way * one)
+
+
+@pytest.mark.parametrize(
+    ("words", "turns"),
+    [
+        (("pipeline=grouped",), 8 + 1), (("pipeline=interleaved",), 8 + 1), (("pipeline=sequential",), 8 * 2),
+        (("pipeline=interleaved", "virtual_stages=2", "splits=[stage1, stage2, stage3]"), 8 + 1 / 2),
+    ],
+)  # fmt: skip
+def test_a_step_of_a_pipeline_takes_its_turns_of_the_slowest_stage(words: tuple[str, ...], turns: float) -> None:
+    plan = pipeline("stages=2", "splits=[stage2]", *words)
+    blocks = tuple(replace(one, forward=1.0, backward=1.0) for one in probe_of(plan).blocks)
+    probe = probe_of(plan, blocks=(*blocks[:-1], replace(blocks[-1], forward=0.0, backward=0.0)))  # two equal stages
+    assert demand(plan, probe).seconds == pytest.approx(turns * (2 + 15 * 2) / 2 + 1)
+
+
+def test_stages_are_balanced_by_measured_time() -> None:
+    plan = pipeline("stages=2")
+    probe = probe_of(plan)
+    for slow, splits in ((0, "stage1/unit1"), (4, "head")):
+        blocks = [replace(one, forward=1 + 9 * (number == slow)) for number, one in enumerate(probe.blocks)]
+        best = best_that_fits(plan, asked(stages=2, micro_batch=2), replace(probe, blocks=tuple(blocks)))
+        assert best.splits == [splits]
+    asking = asked(stages=2, micro_batch=2, splits=("stage3",))
+    written = pipeline("stages=2", "splits=stage3")
+    assert best_that_fits(written, asking, probe).splits == ["stage3/unit1"]
+
+
+def test_stages_are_balanced_by_time_only_as_far_as_the_memory_allows() -> None:
+    plan = pipeline("stages=2")
+    blocks = [replace(one, forward=1 + 9 * (number == 4)) for number, one in enumerate(probe_of(plan).blocks)]
+    probe = probe_of(plan, blocks=tuple(blocks))
+    free = best_that_fits(plan, asked(stages=2, micro_batch=2), probe)
+    assert free.splits == ["head"]
+    less = pipeline("stages=2", memory=demand(free, probe).peak / MIB)
+    tight = best_that_fits(less, asked(stages=2, micro_batch=2), probe)
+    assert tight.splits != ["head"]
+    assert demand(tight, probe).peak <= room_of(less, probe)
+
+
+def test_a_stage_that_does_not_fit_is_computed_again_and_the_others_are_not() -> None:
+    words = ("stages=2", "splits=[stage3]")
+    plan = pipeline(*words)
+    probe = probe_of(plan)
+    less = pipeline(*words, memory=0.8 * demand(plan, probe).peak / MIB)
+    best = best_that_fits(less, asked(stages=2, micro_batch=2, splits=("stage3",), recompute=AUTO), probe)
+    assert best.recomputed == ["stem", "stage1/unit1", "stage2/unit1"]
+    assert demand(best, probe).peak < demand(less, probe).peak
+
+
+def test_the_micro_batch_of_a_pipeline_leaves_no_stage_waiting_for_long() -> None:
+    plan = make_plan("norm_batch=2", "global_batch=64", "on.stages=2", "on.data_on_device=false")
+    probe = probe_of(plan)
+    best = best_that_fits(plan, asked(stages=2), probe)
+    times = {
+        size: demand(best_that_fits(plan, asked(stages=2, micro_batch=size), probe), probe).seconds
+        for size in (2, 4, 8, 16, 32, 64)
+        if (plan := make_plan("norm_batch=2", "global_batch=64", "on.stages=2", f"on.micro_batch={size}"))
+    }
+    assert best.micro_batch == min(times, key=lambda size: times[size]) < 64
+
+
+def test_only_micro_batches_that_the_schedule_takes_are_chosen() -> None:
+    plan = make_plan("norm_batch=2", "global_batch=16", "on.stages=2", "on.pipeline=interleaved", "on.micro_batch=2")
+    slow = probe_of(plan, seconds=Line(1e6, 1))
+    assert best_that_fits(plan, asked(stages=2, pipeline="interleaved"), slow).micro_batch == 8  # and not all 16

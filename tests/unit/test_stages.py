@@ -14,7 +14,7 @@ from paceline.machine import Machine
 from paceline.planning import Plan
 from paceline.reconcile import make_plan as reconcile
 from paceline.settings.placement import Placement
-from paceline.stages import balanced, idle_share, parted, stage_numbers
+from paceline.stages import balanced, idle_share, parted, shares_of_stages, stage_numbers
 
 BLOCKS = ("stem", "stage1/unit1", "stage2/unit1", "stage3/unit1", "head")
 
@@ -100,6 +100,19 @@ def test_the_stage_with_most_work_has_as_little_as_any_cut_allows(stages: int) -
     chosen = balanced(names, costs, stages)
     assert len(chosen) == stages - 1
     assert most(chosen) == min(map(most, itertools.combinations(names[1:], stages - 1)))
+
+
+def test_of_cuts_whose_parts_all_fit_the_best_balanced_one_is_taken() -> None:
+    names, costs = "abcdefg", [5, 1, 0, 7, 2, 2, 4]
+    assert balanced(names, costs, 2) == ["e"]
+    assert balanced(names, costs, 2, lambda begin, end, part: part == 0 or end - begin >= 4) == ["c"]
+    assert balanced(names, costs, 2, lambda begin, end, part: False) == ["e"]  # none fits anyway
+
+
+def test_the_shares_of_stages_are_those_of_all_their_parts() -> None:
+    costs = {"a": 1, "b": 2, "c": 3, "d": 4}
+    assert shares_of_stages(costs, [["a"], ["b"], ["c", "d"]], 3) == [0.1, 0.2, 0.7]
+    assert shares_of_stages(costs, [["a"], ["b"], ["c"], ["d"]], 2) == [0.4, 0.6]
 
 
 @pytest.mark.parametrize(

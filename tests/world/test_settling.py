@@ -93,6 +93,27 @@ def test_replicas_with_different_caches_train_by_what_the_first_decides(
     assert row["micro_batch_from"].startswith(origin)
 
 
+@pytest.mark.parametrize("has_probe", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_a_pipeline_is_balanced_by_the_first_process_s_probe_and_says_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_probe: Probe, has_probe: bool
+) -> None:
+    write_small(tmp_path)
+    slow_head = [replace(block, forward=1.0 + 9 * (block.name == "head"), backward=0.0) for block in small_probe.blocks]
+    cache = keep(tmp_path / "full", replace(small_probe, blocks=tuple(slow_head)), monkeypatch)
+    first = {"PACELINE_CACHE": cache if has_probe else str(tmp_path / "empty")}
+    words = ("on.stages=2", "on.micro_batch=4")
+    ends = train(tmp_path, (first, words), ({"PACELINE_CACHE": str(tmp_path / "empty")}, words))
+    assert [status for status, _ in ends] == [0, 0], ends
+    rows = rows_of(tmp_path / "run")
+    row = next(row for row in rows if row["kind"] == "start")
+    assert row["placement"]["splits"] == (["head"] if has_probe else [])
+    assert row["stage_shares"]["of"] == ("time" if has_probe else "multiply-adds")
+    assert sum(row["stage_shares"]["shares"]) == pytest.approx(1)
+    assert any(
+        "begin at stem, head, and the stages have 29%, 71% of the time" in str(row.get("text")) for row in rows
+    ) == (has_probe)
+
+
 @pytest.mark.long
 def test_all_processes_end_where_the_first_can_decide_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, third: Probe

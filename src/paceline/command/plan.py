@@ -26,6 +26,7 @@ from paceline.settings.placement import Placement
 from paceline.settings.read import dump, flow
 from paceline.settings.recipe import Recipe
 from paceline.settings.types import Settings
+from paceline.stages import part_name, percents
 from paceline.visible import one_line
 
 
@@ -55,7 +56,7 @@ def run(
         return
     index = index_of(job)
     found = {"found": describe_found(index)} if index is not None else {}
-    facts = {**_parts(job), **found, **numbers_of(job.plan)}
+    facts = {**_parts(job), **found, **numbers_of(job.plan), **_balance(job.plan)}
     notes = [*notes_of(job, index), *precision_notes(job)]
     if as_json:
         chosen = {"chosen": [choice._asdict() for choice in asked.choices]} if asked.choices else {}
@@ -69,6 +70,19 @@ def run(
         show_rows([{"chosen": choice.word, "because": choice.reason} for choice in asked.choices], as_json)
     for number, note in enumerate(notes):
         show_line(one_line(f"note: {note}") if number else f"\n{one_line(f'note: {note}')}")
+
+
+def _balance(plan: Plan) -> dict[str, str]:
+    """Where the stages of a pipeline begin, and how much of the work each has, if that was not measured: it is counted,
+    which takes torch a moment."""
+    if plan.stages == 1 or plan.shares:
+        return {}
+    from paceline.model.cost import parts_of, stage_shares
+
+    parts = parts_of(plan)
+    of, shares = stage_shares(plan, parts)
+    begin = ", ".join(blocks[0] for blocks in parts[1:])
+    return {f"{part_name(plan)}s begin at": begin, f"{of} of each stage": percents(shares)}
 
 
 def _rehearse(

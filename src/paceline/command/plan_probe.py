@@ -16,6 +16,7 @@ from paceline.planning import Plan
 from paceline.probing import IN_A_STEP, decided, is_open, store_probe
 from paceline.progress import progress_bar
 from paceline.record import json_text
+from paceline.stages import percents
 from paceline.visible import long_time, one_line
 
 _COLUMNS = ("weights", "gradients", "optimizer", "kept")
@@ -53,6 +54,8 @@ def _facts(job: Job, plan: Plan, probe: Probe, needs: Demand) -> dict[str, Any]:
         "micro_batch_from": plan.chosen_by,
         "rounds": plan.rounds,
         "recomputed": plan.recomputed,
+        "splits": plan.splits,
+        "stage_shares": plan.shares,
         "memory": plan.placement.memory,
         "margin": MARGIN,
         "room": room_of(plan, probe),
@@ -80,6 +83,7 @@ def _in_words(plan: Plan, probe: Probe, needs: Demand) -> dict[str, Any]:
         "probed": f"steps of {IN_A_STEP} x {sizes} and {probe.sizes[-1]} images, {plan.placement.precision}",
         "micro-batch": f"{plan.micro_batch:,}, from {plan.chosen_by}; {plan.rounds:,} in a step",
         "recomputed": ", ".join(plan.recomputed) or "nothing",
+        **({"stages": _stages(plan)} if plan.stages > 1 else {}),
         "memory": f"{size_text(room / (1 - MARGIN))}, of which {MARGIN:.0%} stay free: {size_text(room)}",
         "peak memory": f"{size_text(needs.peak)}{more} ({peaks})",
         "memory of an image": f"{each / 2**20:.2f} MiB, {how}; the smallest size is {probe.off:.1%} off that line",
@@ -87,6 +91,11 @@ def _in_words(plan: Plan, probe: Probe, needs: Demand) -> dict[str, Any]:
         "ms per step": f"{1000 * needs.seconds:,.2f}",
         "time": f"{long_time(plan.steps * needs.seconds)} for {plan.steps:,} steps, without validation and checkpoints",
     }
+
+
+def _stages(plan: Plan) -> str:
+    """Where the stages begin, and their shares of the time."""
+    return f"{plan.stages}, begin at {', '.join(plan.splits)}, have {percents(plan.shares)} of the time"
 
 
 def _rows(plan: Plan, probe: Probe, needs: Demand) -> list[dict[str, Any]]:
@@ -132,6 +141,8 @@ def _notes(plan: Plan, probe: Probe, kept_in: Path | None) -> list[str]:
         )
     if plan.replicas > 1:
         notes.append(f"one of {plan.replicas} replicas was probed: time is without the exchange between them")
+    if plan.stages > 1:
+        notes.append("memory is that of the stage that takes the most, and time is without what stages send each other")
     if plan.recomputed:
         notes.append("what is recomputed was not measured so: memory and time follow from those of its blocks")
     if kept_in is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,9 @@ from paceline.model.batch import Batch
 from paceline.model.build import build_network
 from paceline.model.dropout import DropoutMasks
 from paceline.model.norm import Statistics
+from paceline.planning import Plan
 from paceline.settings.recipe import Recipe
+from paceline.stages import balanced, parted, shares_of_stages
 
 IMAGES = 2
 """How many images are sent through, so that a norm over a picture of one pixel has two numbers."""
@@ -55,6 +58,24 @@ def block_costs(recipe: Recipe, facts: DataFacts) -> list[BlockCost]:
         parameters = sum(p.numel() for p in block.parameters())
         costs.append(BlockCost(name, parameters, (after - before) // IMAGES, counter.get_total_flops() // (2 * IMAGES)))
     return costs
+
+
+def parts_of(plan: Plan) -> list[list[str]]:
+    """The names of the blocks of each part: as `on.splits` has them, else with about the same work in each."""
+    blocks, splits = plan.network.blocks, plan.splits
+    if not splits:
+        costs = [cost.multiply_adds for cost in block_costs(plan.recipe, plan.facts)]
+        splits = balanced(blocks, costs, plan.parts)
+    return parted(blocks, splits)
+
+
+def stage_shares(plan: Plan, parts: Sequence[Sequence[str]]) -> tuple[str, tuple[float, ...]]:
+    """How much of the work each stage of a pipeline has, by the parts of the network: what is counted, which is time if
+    a probe has measured that, and the shares."""
+    if plan.shares:
+        return "time", plan.shares
+    costs = {cost.name: cost.multiply_adds for cost in block_costs(plan.recipe, plan.facts)}
+    return "multiply-adds", tuple(shares_of_stages(costs, parts, plan.stages))
 
 
 def count_parameters(recipe: Recipe, facts: DataFacts) -> int:

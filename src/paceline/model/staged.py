@@ -11,14 +11,14 @@ from torch import Tensor
 from paceline.data.load.batches import MicroBatch
 from paceline.errors import PlanError
 from paceline.model.batch import Batch
-from paceline.model.cost import block_costs
+from paceline.model.cost import parts_of
 from paceline.model.metrics import TRAIN_SUMS, Answers, judge
 from paceline.model.network import Network
 from paceline.model.precision import network_on_device
 from paceline.model.whole import Whole, placed_forward
 from paceline.pipelining import Ends, Passes, Pipeline, TensorShape
 from paceline.planning import Plan
-from paceline.stages import balanced, part_name, parted
+from paceline.stages import part_name
 from paceline.world import T, World
 
 
@@ -208,15 +208,6 @@ class Staged(Whole):
         carried = [shape.empty(self.device).zero_() for shape in inputs]
         outputs = self._through(part, carried, Batch(rows, *self.masks(positions)) if trains else None)
         return tuple(TensorShape(tensor.shape, tensor.dtype) for tensor in outputs)
-
-
-def parts_of(plan: Plan) -> list[list[str]]:
-    """The names of the blocks of each part: as `on.splits` has them, else with about the same work in each."""
-    blocks, splits = plan.network.blocks, plan.splits
-    if not splits:
-        costs = [cost.multiply_adds for cost in block_costs(plan.recipe, plan.facts)]
-        splits = balanced(blocks, costs, plan.parts)
-    return parted(blocks, splits)
 
 
 def _side(batch: MicroBatch) -> int:

@@ -126,7 +126,7 @@ class Placement(Settings):
     """Processes, each with a device of its own, that share the blocks of each replica's network as a pipeline."""
     splits: Annotated[Names, Field(json_schema_extra=LAYOUT)] = ()
     """The blocks that begin the second stage and those after it (stage2 means the first block of stage2); without any,
-    the stages get about the same work."""
+    the stages get about the same time, where a probe has measured it, or else number of multiply-adds."""
     virtual_stages: Annotated[Count, Field(json_schema_extra=LAYOUT)] = 1
     """Parts of the network that each stage of a pipeline has, dealt out in turn: of 2 stages with 2 parts each, the
     first has parts 1 and 3. More parts are less waiting, and more traffic between stages; `splits` then names where

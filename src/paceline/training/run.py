@@ -16,13 +16,14 @@ from paceline.binding import bound_cores
 from paceline.errors import INTERRUPTED, Broken, RanOut, ReadFailed, UserError
 from paceline.job import Job
 from paceline.launch import MESSAGES_FOLDER
+from paceline.model.cost import stage_shares
 from paceline.planning import Plan
 from paceline.ran_out import next_smaller, remember
 from paceline.record import Row, Run, start_row
 from paceline.settings.placement import SinkName
 from paceline.sink import OpenSink, open_sinks
 from paceline.sink.advice import AdviceSink
-from paceline.stages import part_name
+from paceline.stages import part_name, percents
 from paceline.training.averaging import average_at_end
 from paceline.training.loop import train
 from paceline.training.reports import run_speed
@@ -77,17 +78,21 @@ def _train(
         return 0
     parameters = sum(parameter.numel() for parameter in state.network.module.parameters())
     stages = world.gather_stages((parameters, state.network.forms))
+    parts = state.network.parts
+    of, shares = stage_shares(plan, parts) if parts and world.first else ("", ())
     run.write(
         "start",
         **start_row(plan, job.machine, state.step, before, command),
         parameters=sum(parameters for parameters, _ in stages),
         forms={block: form for _, forms in stages for block, form in forms.items()},
         cores=world.all_gather_object(bound_cores()),
+        **({"stage_shares": {"of": of, "shares": shares}} if shares else {}),
     )
     if plan.ran_out is not None:
         _tell_once(run, before, plan)
-    if parts := state.network.parts:
-        run.note(f"The {part_name(plan)}s begin at {', '.join(blocks[0] for blocks in parts)}.")
+    if parts:
+        begin = ", ".join(blocks[0] for blocks in parts)
+        run.note(f"The {part_name(plan)}s begin at {begin}, and the stages have {percents(shares)} of the {of}.")
     if job.launch and (working := min(plan.replicas, plan.micro_batches) * plan.stages) < job.launch.count:
         norm = f", norm_batch {plan.norm_batch}" if plan.norm_batch else ""
         run.note(
