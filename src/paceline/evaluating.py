@@ -50,7 +50,7 @@ def network_job(folder: Path, words: list[str], images: int | None = None) -> Jo
     augment = stored.recipe.augment.model_copy(update={"pad": 0, "python": None})
     evaluate = stored.recipe.evaluate.model_copy(update={"limit": None})
     recipe = stored.recipe.model_copy(update={"data": data, "augment": augment, "evaluate": evaluate})
-    job = plan_job(str(folder), recipe, build(Placement, placed), None, Tree(), placed, tuple(words))
+    job = plan_job(str(folder), recipe, build(Placement, placed), None, Tree(), placed, tuple(words), evaluates=True)
     check_torch_build(job.plan.placement.device)
     return job
 

@@ -71,6 +71,7 @@ def _of_stage(plan: Plan, probe: Probe, sizes: _Sizes, parts: Sequence[_Part], s
     update = probe.update.at(plan.micro_batch) - sum(absent)
     held = probe.held.at(plan.micro_batch) - absent[0] - absent[2] - spared
     graphs = there - sum(sizes.kept) if plan.placement.graphs else 0.0
+    averaged = weights if plan.recipe.ema.decay is not None else 0.0  # aside while the average is evaluated
     return Demand(
         weights=weights,
         gradients=gradients if accumulates or update > passes else 0.0,
@@ -78,7 +79,7 @@ def _of_stage(plan: Plan, probe: Probe, sizes: _Sizes, parts: Sequence[_Part], s
         kept=there if passes >= update else 0.0,
         inputs=inputs,
         step=max(passes, update) + sent + inputs - spared,
-        evaluation=held + graphs + probe.evaluation.at(plan.evaluation_batch) + evaluated,
+        evaluation=held + graphs + averaged + probe.evaluation.at(plan.evaluation_batch) + evaluated,
         seconds=0.0,  # of all stages together
     )
 

@@ -34,6 +34,7 @@ from paceline.settings.stop import Stop
 
 IN_A_STEP = 4
 """Micro-batches of a step that is probed."""
+_SIZES = 3
 MOST_ON_CUDA, MOST_ON_CPU = 256, 64
 """No more images than these are probed at a time."""
 _ACTIVATIONS = 3.5e8
@@ -130,14 +131,17 @@ def _facts(plan: Plan, machine: Machine) -> dict[str, Any]:
 def probe_sizes(plan: Plan) -> list[int]:
     """The micro-batches that a probe of this plan tries, smallest first."""
     unit = _unit(plan)
-    if plan.placement.device == "cuda":
-        room = images_that_fit("cuda", plan.placement.precision, plan.placement.memory, plan.network)
-        most = min(MOST_ON_CUDA, room // 4)
-    else:
-        most = min(MOST_ON_CPU, int(_ACTIVATIONS / max(1, plan.network.activations)))
     largest = max(fitting_sizes(plan.recipe, plan.norm_batch, plan.replicas), default=1)
-    count = max(3, min(most, largest) // unit)
+    count = max(_SIZES, min(_most(plan), largest) // unit)
     return [unit * number for number in sorted({max(1, count // 4), max(2, count // 2), count})]
+
+
+def _most(plan: Plan) -> int:
+    """How many images are probed at a time at the most."""
+    if plan.placement.device != "cuda":
+        return min(MOST_ON_CPU, int(_ACTIVATIONS / max(1, plan.network.activations)))
+    room = images_that_fit("cuda", plan.placement.precision, plan.placement.memory, plan.network)
+    return min(MOST_ON_CUDA, room // 4)
 
 
 def _unit(plan: Plan) -> int:
@@ -146,8 +150,8 @@ def _unit(plan: Plan) -> int:
     unit = mix.block if mix.active else 1
     if norm is not None and plan.network.last_side < 2:
         unit = math.lcm(unit, 2)  # a norm of one number for each channel has no variance
-    small = norm is not None and plan.placement.device == "cuda" and math.lcm(unit, norm) <= MOST_ON_CUDA // 4
-    return math.lcm(unit, norm) if small and norm is not None else unit
+    whole = unit if norm is None else math.lcm(unit, norm)
+    return whole if plan.placement.device == "cuda" and _SIZES * whole <= _most(plan) else unit
 
 
 def probe_plan(plan: Plan, machine: Machine, size: int, **placed: Any) -> Plan:

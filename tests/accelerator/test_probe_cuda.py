@@ -20,6 +20,7 @@ from paceline.planning import Plan
 from paceline.probing import probe_plan
 from paceline.record import rows_of
 from paceline.settings.placement import AUTO, Placement
+from paceline.training import probe as probe_module
 from paceline.training.probe import take_probe
 from paceline.training.session import open_session
 from paceline.training.step import take_step
@@ -30,13 +31,20 @@ pytestmark = [
 ]
 GIB = 1 << 30
 NETWORKS = {
-    "resnet50": ("model=resnet50", "data.side=224", "norm_batch=32", "on.memory=20 GiB"),
-    "efficientnet-b4": ("model=efficientnet-b4", "data.side=380", "norm_batch=8", "on.memory=40 GiB"),
-    "vgg16": ("model=vgg16", "data.side=224", "norm_batch=1", "on.memory=20 GiB"),
+    "resnet50": ("model=resnet50", "data.side=224", "norm_batch=32"),
+    "efficientnet-b4": ("model=efficientnet-b4", "data.side=380", "norm_batch=8"),
+    "vgg16": ("model=vgg16", "data.side=224", "norm_batch=1"),
 }
-"""With so much memory the sizes that are probed are small."""
 COMMON = ("data.name=synthetic", "data.classes=1000", "data.images=1000000", "augment.pad=0", "epochs=1000 steps",
           "on.device=cuda", "on.precision=bf16")  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    """Time is not what these tests are about."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe_module, "TIMES", 1)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +100,7 @@ def test_a_single_micro_batch_is_predicted_too(tmp_path: Path) -> None:
 
 def test_the_memory_has_names() -> None:
     probe = probed("resnet50")
-    needs = demand(plan_of("resnet50", 192), probe)
+    needs = demand(plan_of("resnet50", twice("resnet50")), probe)
     parameters = 25_557_032
     assert needs.weights == pytest.approx(4 * parameters, rel=0.01)
     assert sum(block.gradients for block in probe.blocks) == pytest.approx(4 * parameters, rel=0.01)
@@ -104,11 +112,11 @@ def test_the_memory_has_names() -> None:
 
 
 def test_the_automatic_micro_batch_trains_and_validates_in_20_gib(tmp_path: Path) -> None:
-    plan = plan_of("resnet50", 32, "data.validation_images=4096", global_batch=1024)
-    probe = probed("resnet50")
+    words = ("data.validation_images=4096", "on.memory=20 GiB")
+    plan, probe = plan_of("resnet50", 32, *words, global_batch=1024), probed("resnet50")
     best = best_that_fits(plan, Placement.model_validate({"device": "cuda"}), probe)
     assert demand(best, probe).peak <= room_of(best, probe) == 0.9 * 20 * GIB
-    larger = plan_of("resnet50", 2 * best.micro_batch, global_batch=1024)
+    larger = plan_of("resnet50", 2 * best.micro_batch, *words, global_batch=1024)
     assert demand(larger, probe).peak > room_of(best, probe)
     with open_session(best, tmp_path) as session:  # torch takes no more than on.memory
         with closing(session.loader.training(0)) as batches:

@@ -130,6 +130,43 @@ def test_gradients_travel_as_they_are_unless_bf16_is_asked_for() -> None:
         decide(precision="fp64", communication="fp32")
 
 
+@pytest.mark.parametrize(
+    ("machine", "asked", "memory"),
+    [
+        (LAPTOP, {}, 4 * GIB),
+        (LAPTOP, {"replicas": 2}, 2 * GIB),
+        (LAPTOP, {"memory": "3 GiB"}, 3 * GIB),
+        (SERVER, {}, 80 * GIB),
+        (SERVER, {"memory": "20 GiB"}, 20 * GIB),
+        (LAPTOP, {"device": "cuda"}, 16 * GIB),
+        (LAPTOP, {"device": "cuda", "memory": "100 GiB"}, 100 * GIB),  # of another machine
+    ],
+)
+def test_a_process_may_take_its_device_s_memory_unless_less_is_asked_for(
+    machine: Machine, asked: dict[str, Any], memory: int
+) -> None:
+    assert decide("norm_batch=1", machine=machine, **asked).placement.memory == memory
+
+
+@pytest.mark.parametrize(("machine", "device"), [(LAPTOP, "cpu"), (SERVER, "cuda")])
+def test_more_memory_than_there_is_is_refused(machine: Machine, device: str) -> None:
+    with pytest.raises(PlanError, match=r"^on.memory is 107,374,182,400 bytes, and there are .*; write at most that"):
+        decide(machine=machine, device=device, memory="100 GiB")
+
+
+@pytest.mark.parametrize(("memory", "recompute"), [("1 GiB", ()), ("10 MiB", ("all",))])
+def test_without_a_probe_all_or_nothing_is_recomputed(memory: str, recompute: tuple[str, ...]) -> None:
+    plan = decide(
+        "norm_batch=16",
+        device="cpu",
+        memory=memory,
+        recompute="auto",
+        network=NetworkFacts(1000, 200_000, blocks=("a", "b")),
+    )
+    assert plan.placement.recompute == recompute
+    assert plan.micro_batch == 16
+
+
 def test_the_processes_of_one_host_share_its_cores() -> None:
     placed = decide(launch=launch(4, 2)).placement
     assert (placed.cpu_threads, placed.loader_workers) == (4, 4)

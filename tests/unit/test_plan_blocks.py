@@ -82,6 +82,8 @@ def test_a_network_of_another_package_cannot_be_frozen_in_part() -> None:
         ("on.recompute=stage3", ["stage3/unit1"]),
         ("on.recompute=[head, stage1/unit1]", ["stage1/unit1", "head"]),
         ("on.recompute=[]", []),
+        ("on.recompute=none", []),
+        ("on.recompute=auto", []),  # it fits
     ],
 )
 def test_recomputation_cuts_before_the_blocks_that_are_named(word: str, blocks: list[str]) -> None:

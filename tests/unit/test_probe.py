@@ -228,6 +228,15 @@ def test_auto_is_decided_by_the_probe_of_this_machine(words: tuple[str, ...], si
     assert plan.chosen_by.startswith(origin)
 
 
+@pytest.mark.usefixtures("stored")
+def test_what_only_evaluates_has_no_use_for_a_probe() -> None:
+    asked = Placement.model_validate({"device": "cpu", "cpu_threads": 1, "memory": "100 MiB"})
+    plan = plan_job("test", make_plan().recipe, asked, None, Tree(), Tree(), evaluates=True).plan
+    assert (plan.chosen_by, plan.micro_batch) == ("an estimate", 16)
+    with pytest.raises(PlanError, match=r"is the least that fits the recipe"):
+        plan_job("test", make_plan().recipe, asked, None, Tree(), Tree())
+
+
 def test_a_choice_is_a_plan_like_any_other(small_probe: Probe) -> None:
     plan = make_plan("on.micro_batch=4")
     placed = Placement.model_validate({"device": "cpu", "cpu_threads": 1})

@@ -35,8 +35,8 @@ Result = TypeVar("Result")
 LINEAR = 0.02
 """If the size before them is further off the line through the two largest, a larger one is probed."""
 MOST_SIZES = 5
-TIMES = 7
-"""How often a step is timed; the median counts."""
+TIMES = 5
+"""How often steps are timed; the median counts."""
 EVALUATIONS = 3
 """The first one chooses kernels, and the second is recorded."""
 
@@ -56,6 +56,11 @@ class _Point:
     seconds: float
     update_seconds: float
     blocks: dict[str, BlockPoint]
+
+    @property
+    def passes(self) -> float:
+        """The most that is taken in any pass."""
+        return max(self.first, self.following)
 
 
 def take_probe(plan: Plan, machine: Machine, progress: Progress = silent) -> Probe:
@@ -132,7 +137,7 @@ def _off(points: Sequence[_Point]) -> float:
     """How far the size before them is off the line through the two largest, as a fraction of what it took."""
     if len(points) < 3:
         return 0.0
-    before, one, other = ((point.size, point.following) for point in points[-3:])
+    before, one, other = ((point.size, point.passes) for point in points[-3:])
     return abs(Line.through(one, other).at(before[0]) / before[1] - 1)
 
 
@@ -144,7 +149,7 @@ def _kept(points: Sequence[_Point]) -> Line:
 
 def _is_straight(points: Sequence[_Point]) -> bool:
     """Whether memory grows along a line, and no slower than what is kept: else something else takes the most yet."""
-    one, other = ((point.size, point.following) for point in points[-2:])
+    one, other = ((point.size, point.passes) for point in points[-2:])
     return _off(points) <= LINEAR and Line.through(one, other).slope >= (1 - LINEAR) * _kept(points).slope
 
 
@@ -220,13 +225,18 @@ def _peaks(session: Session, batches: list[MicroBatch]) -> dict[str, float]:
 
 def _seconds(session: Session, batches: list[MicroBatch]) -> tuple[float, float]:
     """How long a micro-batch takes, and the update, by steps of two and of four micro-batches."""
+    device = session.world.device
+    at_a_time = 3 if device.type == "cuda" else 1  # the host runs ahead of a device
 
     def timed_steps(count: int) -> float:
-        work = partial(take_step, session, batches[:count])
+        def work() -> None:
+            for _ in range(at_a_time):
+                take_step(session, batches[:count])
+
         for _ in range(WARM_STEPS + 1):
-            work()
-        wait_for(session.world.device)
-        return median(timed(session.world.device, work) for _ in range(TIMES))
+            take_step(session, batches[:count])
+        wait_for(device)
+        return median(timed(device, work) for _ in range(TIMES)) / at_a_time
 
     few, many = timed_steps(2), timed_steps(IN_A_STEP)
     each = min(max(0.0, many - few) / (IN_A_STEP - 2), few / 2)

@@ -179,6 +179,7 @@ class _Passes:
 
     def _mark(self, moment: str) -> None:
         if self.device.type != "cuda":
+            wait_for(self.device)
             self._moments[moment] = time.perf_counter()
             return
         event = torch.cuda.Event(enable_timing=True)
