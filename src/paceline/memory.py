@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -203,7 +204,20 @@ def _placed(plan: Plan, size: int, asked: Placement, probe: Probe) -> Plan:
     placed = _changed(plan, **changes)
     if "splits" in changes:
         placed = _changed(placed, splits=tuple(_balanced(placed, probe)))
-    return _changed(placed, recompute=_least_recomputed(placed, probe)) if "recompute" in changes else placed
+    if "recompute" in changes:
+        placed = _changed(placed, recompute=_least_recomputed(placed, probe))
+    return _evaluating_less(placed, probe)
+
+
+def _evaluating_less(plan: Plan, probe: Probe) -> Plan:
+    """The plan with as many images fewer evaluated at a time as the memory asks for: training should not suffer."""
+    count, facts = plan.evaluation_batch, plan.facts
+    over = demand(plan, probe).evaluation - room_of(plan, probe)
+    each = probe.evaluation.slope + facts.channels * (facts.evaluation_side or facts.side) ** 2
+    if over <= 0 or each <= 0:
+        return plan
+    fewer = max(1, count - math.ceil(over / each))
+    return replace(plan, most_evaluated=fewer // 8 * 8 or fewer)
 
 
 def _changed(plan: Plan, **placed: Any) -> Plan:

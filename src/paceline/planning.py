@@ -27,6 +27,8 @@ class Plan:
     """Where the micro-batch comes from: the placement, an estimate, or a probe."""
     shares: tuple[float, ...] = ()
     """What part of the time of the passes each stage has, where a probe has measured that."""
+    most_evaluated: int = 1024
+    """No more images are evaluated at a time: fewer where a probe says that the memory holds no more."""
     ran_out: int | None = None
     """A micro-batch for which the memory did not suffice before, so that this one is smaller."""
 
@@ -170,8 +172,8 @@ class Plan:
 
     @property
     def evaluation_batch(self) -> int:
-        """Images evaluated at a time by one replica: without a backward pass, four micro-batches fit."""
-        return max(1, min(4 * self.micro_batch, 1024, self.evaluated_images))
+        """Images evaluated at a time by one replica: without a backward pass, four micro-batches fit, as a rule."""
+        return max(1, min(4 * self.micro_batch, self.most_evaluated, self.evaluated_images))
 
     @cached_property
     def validations(self) -> Rhythm | None:

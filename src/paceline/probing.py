@@ -67,12 +67,12 @@ def is_open(asked: Placement) -> bool:
 
 def decided(plan: Plan, asked: Placement, probe: Probe, machine: Machine, launch: Launch | None) -> Plan:
     """The plan in which a probe has decided what is left to the machine."""
-    chosen = best_that_fits(plan, asked, probe).placement
-    changes = {key: getattr(chosen, key) for key in ("micro_batch", "recompute", "splits")}
+    best = best_that_fits(plan, asked, probe)
+    changes = {key: getattr(best.placement, key) for key in ("micro_batch", "recompute", "splits")}
     plan = make_plan(plan.recipe, asked.model_copy(update=changes), machine, plan.network, launch)
     shares = measured_shares(plan, probe) if plan.stages > 1 else ()
     by = f"a probe of {probe.device}" if asked.micro_batch == "auto" else plan.chosen_by
-    return replace(plan, chosen_by=by, shares=shares)
+    return replace(plan, chosen_by=by, shares=shares, most_evaluated=best.most_evaluated)
 
 
 def stored_probe(plan: Plan, machine: Machine) -> Probe | None:

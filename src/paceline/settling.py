@@ -65,6 +65,7 @@ def _decide(job: Job, memory: int, trained: Path | None) -> dict[str, Any]:
         "recompute": list(plan.placement.recompute),
         "splits": list(plan.placement.splits),
         "shares": list(plan.shares),
+        "most_evaluated": plan.most_evaluated,
         "chosen_by": plan.chosen_by,
         "ran_out": ran_out,
     }
@@ -97,7 +98,8 @@ def _with(job: Job, decision: dict[str, Any]) -> Job:
     settings, machine, plan = asked.model_copy(update=changes), job.machine, job.plan
     plan = make_plan(plan.recipe, settings, machine, plan.network, job.launch, plan.evaluates)
     by = f"less than {ran_out}, which ran out of memory" if ran_out is not None else decision["chosen_by"]
-    return replace(job, plan=replace(plan, chosen_by=by, shares=tuple(decision["shares"]), ran_out=ran_out))
+    shares, most = tuple(decision["shares"]), decision["most_evaluated"]
+    return replace(job, plan=replace(plan, chosen_by=by, shares=shares, most_evaluated=most, ran_out=ran_out))
 
 
 def _may_not_fit(plan: Plan) -> bool:

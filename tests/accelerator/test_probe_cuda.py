@@ -127,7 +127,7 @@ def test_the_automatic_micro_batch_trains_and_validates_in_20_gib(tmp_path: Path
             for _ in range(3):
                 session.state.network.scores(images)
         torch.cuda.synchronize()
-        assert 0.4 * 20 * GIB < torch.cuda.max_memory_reserved() <= 20 * GIB
+        assert 0.3 * 20 * GIB < torch.cuda.max_memory_reserved() <= 20 * GIB
 
 
 def test_as_little_is_recomputed_as_fits_three_quarters_of_the_memory(tmp_path: Path) -> None:

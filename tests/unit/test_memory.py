@@ -65,6 +65,17 @@ def test_an_update_or_a_validation_may_take_the_most() -> None:
     assert needs.peak == needs.evaluation == pytest.approx((10 + 4 * 200) * MIB, rel=1e-3)
 
 
+def test_a_validation_takes_fewer_images_at_a_time_before_training_does() -> None:
+    plan = make_plan("norm_batch=1", "global_batch=16", "data.validation_images=9999", "on.data_on_device=false",
+                     f"on.memory={400 * MIB}")  # fmt: skip
+    probe = probe_of(plan, evaluation=Line(5 * MIB, 10 * MIB))
+    assert demand(plan, probe).evaluation > room_of(plan, probe)
+    best = best_that_fits(plan, asked(), probe)
+    assert (best.micro_batch, best.evaluation_batch) == (16, 32)  # of 64: 345 MiB are left beside 15
+    assert demand(best, probe).peak <= room_of(plan, probe)
+    assert demand(replace(best, most_evaluated=40), probe).peak > room_of(plan, probe)
+
+
 @pytest.mark.parametrize(("words", "more"), [((), 5), (("communication=bf16",), 7.5), (("shard=optimizer",), 2.5)])
 def test_replicas_have_buckets_and_may_share_state(words: tuple[str, ...], more: float) -> None:
     alone, several = plan_of(size=1), plan_of("replicas=2", *words, size=1)

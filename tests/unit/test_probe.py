@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from conftest import SMALL, Paceline, make_plan, make_session
+from conftest import make_plan, make_session
 from paceline import probing
 from paceline.errors import PlanError
 from paceline.facts import Probe
@@ -243,35 +243,6 @@ def test_a_choice_is_a_plan_like_any_other(small_probe: Probe) -> None:
     best = decided(plan, placed, small_probe, this_machine(), None)
     assert best == make_plan() or best.micro_batch == 16
     assert best.recipe == plan.recipe
-
-
-def test_the_command_probes_prints_and_leaves_runs_a_choice(paceline: Paceline, tmp_path: Path) -> None:
-    (tmp_path / "small.yaml").write_text(SMALL)
-    words = ("small.yaml", "--device", "cpu", "on.data_on_device=false", "on.cpu_threads=1")
-    done = paceline("plan", *words, "--probe", "--json", "on.memory=1 GiB")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["micro_batch"], found["fits"]) == (16, True)
-    assert found["peak_memory"] <= found["room"] == 0.9 * 2**30
-    assert found["seconds"] == pytest.approx(6 * found["seconds_per_step"])
-    rows = {row["block"]: row for row in found["blocks"]}
-    assert list(rows) == [*make_plan().network.blocks, "there at the peak", "images", "workspace"]
-    total = sum(rows["there at the peak"][key] for key in ("weights", "gradients", "optimizer", "kept"))
-    assert total + rows["images"]["kept"] + rows["workspace"]["kept"] == found["peak_memory_of_a_step"]
-    plan = paceline("plan", *words, "on.memory=1 GiB").stdout
-    assert "a probe of" in plan
-    small = int(found["peak_memory"] / 0.9 - 1)
-    less = json.loads(paceline("plan", *words, f"on.memory={small}", "--json").stdout)
-    assert less["micro_batch"] < 16
-    shown = paceline("plan", *words, "--probe").stdout
-    assert "memory is counted, tensor by tensor, and not measured" in shown
-
-
-@pytest.mark.parametrize("flags", [("--yaml", "--probe"), ("--rehearse", "0", "--probe")])
-def test_a_probe_is_no_other_form_of_a_plan(paceline: Paceline, flags: tuple[str, ...]) -> None:
-    done = paceline("plan", *flags)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "write one of them" in done.stderr
 
 
 class Allocator:

@@ -63,6 +63,7 @@ def _facts(job: Job, plan: Plan, probe: Probe, needs: Demand) -> dict[str, Any]:
         "peak_memory": needs.peak,
         "peak_memory_of_a_step": needs.step,
         "peak_memory_of_a_validation": needs.evaluation,
+        "evaluated_at_a_time": plan.evaluation_batch,
         "seconds_per_step": needs.seconds,
         "images_per_second": plan.global_batch / needs.seconds,
         "seconds": plan.steps * needs.seconds,
@@ -74,7 +75,7 @@ def _facts(job: Job, plan: Plan, probe: Probe, needs: Demand) -> dict[str, Any]:
 def _in_words(plan: Plan, probe: Probe, needs: Demand) -> dict[str, Any]:
     """The same for people."""
     room = room_of(plan, probe)
-    peaks = f"step {size_text(needs.step)}, validation {size_text(needs.evaluation)}"
+    peaks = f"step {size_text(needs.step)}, validation of {plan.evaluation_batch:,} {size_text(needs.evaluation)}"
     each = max(probe.first.slope, probe.following.slope)
     more = "" if needs.peak <= room else ", more than that,"
     sizes = ", ".join(map(str, probe.sizes[:-1]))
