@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -51,6 +53,38 @@ class Passes(NamedTuple):
     """loss(output, number): the loss by the output of the last part."""
 
 
+class StageTimes:
+    """When steps, and a stage's own passes in them, began and ended: by events on CUDA, else by the host's clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_cuda = device.type == "cuda"
+        self.steps: list[tuple[Any, Any]] = []
+        self.passes: list[tuple[Any, Any]] = []
+
+    @contextmanager
+    def noting(self, spans: list[tuple[Any, Any]]) -> Iterator[None]:
+        """Add what is done inside to some spans."""
+        begin = self._now()
+        yield
+        spans.append((begin, self._now()))
+
+    def seconds(self) -> tuple[float, float]:
+        """The time of the steps, and of the passes; the device must have done them."""
+        return self._sum(self.steps), self._sum(self.passes)
+
+    def _now(self) -> Any:
+        if not self._on_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _sum(self, spans: list[tuple[Any, Any]]) -> float:
+        if self._on_cuda:
+            return sum(float(begin.elapsed_time(end)) for begin, end in spans) / 1000
+        return sum(float(end - begin) for begin, end in spans)
+
+
 class Pipeline:
     """Takes a step's micro-batches through the stages of a replica, forward and backward, in one of torch's orders.
 
@@ -76,18 +110,21 @@ class Pipeline:
         # Losses and gradients are sums.
         self._schedule = schedule(stages, len(self._numbers[0]), loss_fn=self._loss, scale_grads=False)
 
-    def _part(self, part: int, parts: int, ends: Ends) -> PipelineStage:
+    def _part(self, part: int, parts: int, ends: Ends) -> _Part:
         taken, given = (tuple(_meta(shape) for shape in shapes) for shapes in ends)
         forward, world = _Module(partial(self._forward, part)), self._world
-        return PipelineStage(forward, part, parts, world.device, taken, given, group=world.stage_group)
+        return _Part(forward, part, parts, world.device, taken, given, group=world.stage_group)
 
-    def step(self, passes: Passes) -> None:
-        """Take all micro-batches through."""
+    def step(self, passes: Passes, times: StageTimes | None = None) -> None:
+        """Take all micro-batches through; if anybody asks, note when."""
         self._passes.append(passes)
+        for part in self._parts:
+            part.times = times
         try:
-            for numbers in self._numbers:
-                if fault := self._world.checked(self._run, numbers):
-                    raise fault
+            with times.noting(times.steps) if times else nullcontext():
+                for numbers in self._numbers:
+                    if fault := self._world.checked(self._run, numbers):
+                        raise fault
         finally:
             self._passes.clear()
             for part in self._parts:
@@ -108,6 +145,23 @@ class Pipeline:
 
     def _loss(self, output: Any, number: Tensor) -> Tensor:
         return self._passes[0].loss(output, int(number))
+
+
+class _Part(PipelineStage):
+    """A part of the network, whose passes can be timed."""
+
+    times: StageTimes | None = None
+
+    def forward_one_chunk(self, *words: Any, **options: Any) -> Any:
+        with self._timed():
+            return super().forward_one_chunk(*words, **options)
+
+    def backward_one_chunk(self, *words: Any, **options: Any) -> Any:
+        with self._timed():
+            return super().backward_one_chunk(*words, **options)
+
+    def _timed(self) -> AbstractContextManager[None]:
+        return self.times.noting(self.times.passes) if self.times else nullcontext()
 
 
 class _Module(nn.Module):

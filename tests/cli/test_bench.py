@@ -69,6 +69,18 @@ def test_a_profile_has_a_trace_and_a_table_of_kernels(place: Path, first: dict[s
     assert profile["memory_timeline"] is None
 
 
+@pytest.mark.long
+def test_a_pipeline_is_measured_with_the_time_in_which_its_stages_wait(place: Path) -> None:
+    layout = ("on.stages=2", "on.micro_batch=4", "--out", "stages.json")
+    done = run_in(place, "bench", "train", "small.yaml", *QUICK, *layout)
+    assert done.returncode == 0, done.stderr
+    assert "idle stages" in done.stdout
+    assert "20.0% predicted for stages of equal work" in done.stdout
+    idle = json.loads((place / "stages.json").read_text())["idle_share"]
+    assert all(0 < share < 1 for share in idle["of_each"])
+    assert len(idle["of_each"]) == 2
+
+
 def test_an_earlier_result_gives_ratios(place: Path) -> None:
     done = run_in(place, "bench", "train", "small.yaml", *QUICK, "on.micro_batch=8", "--against", "first.json")
     assert done.returncode == 0, done.stderr

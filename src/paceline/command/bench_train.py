@@ -22,6 +22,7 @@ from paceline.command.tables import show_facts, show_rows
 from paceline.job import prepare_folder, read_words
 from paceline.settings.data import Made
 from paceline.sink.console import console
+from paceline.stages import percents
 from paceline.visible import long_time, plural
 from paceline.worker import run_verb
 
@@ -86,6 +87,7 @@ def _show(job: BenchJob, result: Result) -> None:
             "warm-up": f"{result['warm_up_seconds']:.1f} s of steps that do not count",
             "waiting": f"{result['waiting']:.1%} of the time for images",
             "peak memory": memory(result),
+            "idle stages": _idle(result),
             "predicted": _prediction(job, result),
         },
         as_json=False,
@@ -139,6 +141,16 @@ def _step(job: BenchJob) -> str:
     each = f" on each of {plan.replicas} replicas" if plan.replicas > 1 else ""
     norm = f", norm batch {plan.norm_batch:,}" if plan.norm_batch else ""
     return f"{plan.global_batch:,} images: {rounds}{each}{norm}"
+
+
+def _idle(result: Result) -> str | None:
+    idle = result["idle_share"]
+    if idle is None:
+        return None
+    return (
+        f"{idle['measured']:.1%} of the time of a step's passes (by stage: {percents(idle['of_each'])}); "
+        f"{idle['predicted']:.1%} predicted for stages of equal work"
+    )
 
 
 def _prediction(job: BenchJob, result: Result) -> str | None:

@@ -16,7 +16,7 @@ from paceline.model.metrics import TRAIN_SUMS, Answers, judge
 from paceline.model.network import Network
 from paceline.model.precision import network_on_device
 from paceline.model.whole import Whole, placed_forward
-from paceline.pipelining import Ends, Passes, Pipeline, TensorShape
+from paceline.pipelining import Ends, Passes, Pipeline, StageTimes, TensorShape
 from paceline.planning import Plan
 from paceline.stages import part_name
 from paceline.world import T, World
@@ -38,6 +38,7 @@ class Staged(Whole):
         super().__init__(plan, world, class_weights)
         pieces = self.module.cut([blocks[0] for blocks in self._own.values()])
         self._forwards = {part: placed_forward(piece, plan) for part, piece in zip(self._own, pieces, strict=True)}
+        self._times: StageTimes | None = None
         self._pipelines: dict[tuple[int, int], Pipeline] = {}
         """By the pixels a side of the images and the number of micro-batches."""
         self._known_ends: dict[tuple[bool, int], dict[int, Ends]] = {}
@@ -102,8 +103,17 @@ class Staged(Whole):
             return loss if loss_scale is None else loss * loss_scale
 
         with self._buckets.micro_batches(len(batches)):
-            self._pipeline(batches).step(Passes(forward, loss))
+            self._pipeline(batches).step(Passes(forward, loss), self._times)
         return sums
+
+    @contextmanager
+    def timed(self) -> Iterator[StageTimes]:
+        """Note when steps, and the passes of this stage, begin and end."""
+        self._times = StageTimes(self.device)
+        try:
+            yield self._times
+        finally:
+            self._times = None
 
     @torch.no_grad()
     def forward_statistics(self, batches: list[MicroBatch]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -14,12 +15,16 @@ from paceline.data.load.batches import MicroBatch
 from paceline.errors import Broken
 from paceline.job import Job
 from paceline.progress import progress_bar
+from paceline.stages import idle_share
 from paceline.training.profiling import profile_work
 from paceline.training.restore import restore_newest
 from paceline.training.run import out_of_memory
 from paceline.training.session import Session, open_session
 from paceline.training.step import take_step
 from paceline.training.stopwatch import Fed, measure_fed, over_replicas, wait_for
+
+TIMED_STEPS = 3
+"""Steps of a pipeline whose passes are timed one by one, which takes time itself."""
 
 
 def bench_train(
@@ -41,6 +46,7 @@ def bench_train(
             first = time.time() - began
             result = measure_fed(session.world, fed, steps, seconds, progress)
             result |= memory_peaks(session)
+            result["idle_share"] = idle_shares(session, fed.step)
             result["first_step_seconds"] = max(row[0] for row in over_replicas(session.world, [first]))
             result["profile"] = None
             if profile is not None:
@@ -51,6 +57,25 @@ def bench_train(
 def _take(session: Session, batches: list[MicroBatch]) -> int:
     take_step(session, batches)
     return sum(batch.count for batch in batches)
+
+
+def idle_shares(session: Session, step: Callable[[], object]) -> dict[str, Any] | None:
+    """The share of a few steps' passes in which the stages of a pipeline wait: of each, and predicted; else None."""
+    plan, world, network = session.plan, session.world, session.state.network
+    if plan.stages == 1:
+        return None
+    from paceline.model.staged import Staged  # noqa: PLC0415 - torch's pipelining is slow to import
+
+    assert isinstance(network, Staged)
+    with network.timed() as times:
+        for _ in range(TIMED_STEPS):
+            step()
+    wait_for(world.device)
+    rows = over_replicas(world, [*times.seconds()])
+    longest = max(steps for steps, _ in rows)
+    stages = [rows[stage :: plan.stages] for stage in range(plan.stages)]
+    shares = [1 - fmean(passes for _, passes in replicas) / longest for replicas in stages]
+    return {"measured": fmean(shares), "of_each": shares, "predicted": idle_share(plan)}
 
 
 @contextmanager
