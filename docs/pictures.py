@@ -102,13 +102,25 @@ def watch(folder: Path) -> None:
         process.wait()
 
 
+def demo(folder: Path) -> Path:
+    """The run folder of the demo, which is trained if it is not there."""
+    run = folder / "runs/demo"
+    if not run.exists():
+        subprocess.run(shlex.split(f"{PACELINE} train --out {run}"), cwd=folder, check=True)
+    return run
+
+
+def results(folder: Path) -> None:
+    """The curves of the demo as one picture, which matplotlib has drawn."""
+    with Image.open(demo(folder) / "results.png") as image:
+        image.convert("RGB").quantize(64).save(HERE / "results.png", optimize=True)
+
+
 def report(folder: Path) -> None:
     """The top of the report of the demo, light and dark."""
     from playwright.sync_api import sync_playwright
 
-    run = folder / "runs/demo"
-    if not run.exists():
-        subprocess.run(shlex.split(f"{PACELINE} train --out {run}"), cwd=folder, check=True)
+    run = demo(folder)
     names = ("chromium", "chromium-browser", "google-chrome")
     browser = os.environ.get("PACELINE_BROWSER") or next(filter(None, map(shutil.which, names)))
     with sync_playwright() as player:
@@ -127,7 +139,7 @@ def report(folder: Path) -> None:
         opened.close()
 
 
-PICTURES = {"live": live, "report": report, "watch": watch, "verify": verify}
+PICTURES = {"live": live, "report": report, "results": results, "watch": watch, "verify": verify}
 
 if __name__ == "__main__":
     HERE.mkdir(exist_ok=True)

@@ -76,7 +76,7 @@ def test_numbers_too_far_apart_for_their_type_stop_nothing() -> None:
 
 def trained(folder: Path, *words: str) -> Session:
     """A run in float64 that has ended."""
-    session = make_session(make_plan("on.precision=fp64", *words), folder, "own")
+    session = make_session(make_plan("on.precision=fp64", "evaluate.every=never", *words), folder, "own")
     train(session)
     session.run.close()
     return session
