@@ -1,7 +1,7 @@
 """What is computed from the gradients of single steps, for people: their norm.
 
-It is computed by the device, between the exchange of gradients and the update, only in steps of which it is wanted, and
-read together with what the host reads anyway.
+The device computes it between the exchange of gradients and the update, only in steps of which it is wanted, and the host
+reads it together with what it reads anyway.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def _show_samples(session: Session, batch: MicroBatch) -> None:
     # What is drawn for an image follows from its position alone, so it can be drawn once more.
     (draws,) = draw_each(plan, [positions.astype(np.int64)], torch.device("cpu"))
     pixels, names = pixels_seen(plan, images, draws), run_classes(run.folder, plan.data)
-    classes = [names[label] for label in batch.labels[:count].tolist()]
+    classes = [names[label] if 0 <= label < len(names) else "?" for label in batch.labels[:count].tolist()]
     small = draws.side <= _PIXEL_ART
     groups = [*zip(classes, ([one] for one in pixels), strict=True)]
     sheet = contact_sheet(groups, _COLUMNS, max(1, _LEAST_SIDE // draws.side))
