@@ -1,6 +1,6 @@
 """What is computed from the gradients of single steps, for people: their norm.
 
-The device computes it between the exchange of gradients and the update, only in steps of which it is wanted, and the host
+The device computes it between the exchange of gradients and the update, only in steps of which it is wanted. The host
 reads it together with what it reads anyway.
 """
 
