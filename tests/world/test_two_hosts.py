@@ -21,7 +21,7 @@ from paceline.record import latest, rows_of
 
 PORT = 29500
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
-WORDS = ["--device", "cpu", "on.cpu_threads=1", "on.micro_batch=4", "on.timeout=20", "on.save=7 steps", "--out"]
+WORDS = ["--device", "cpu", "on.cpu_threads=1", "on.micro_batch=4", "on.timeout=30", "on.save=7 steps", "--out"]
 
 
 def networks_work() -> bool:
