@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,7 @@ def plan_words(words: list[str]) -> list[str]:
     return kept
 
 
+@cache
 def commands() -> dict[str, Any]:
     """Every command by its words."""
     top: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
