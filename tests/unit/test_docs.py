@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import importlib.util
 import re
 from collections.abc import Iterator
@@ -83,6 +84,14 @@ def test_pictures_are_small() -> None:
     assert {path.name: path.stat().st_size for path in pictures if path.stat().st_size > 300_000} == {}
     drawn = [path.read_text() for path in pictures if path.suffix == ".svg"]
     assert not any("@font-face" in text for text in drawn), "a page would ask another host for a font"
+
+
+def test_the_picture_of_verify_shows_the_layouts_of_its_record() -> None:
+    picture = html.unescape((ROOT / "docs/pictures/verify.svg").read_text()).replace("\xa0", " ")
+    table = (ROOT / "docs/results/verify.md").read_text().partition("\nlayout ")[2].partition("\n\n")[0]
+    layouts = [line.partition("  ")[0] for line in table.splitlines()[1:]]
+    assert len(layouts) >= 10
+    assert [layout for layout in layouts if layout not in picture] == [], "run: python docs/pictures.py verify"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
