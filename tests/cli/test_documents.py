@@ -36,7 +36,7 @@ NOT_RUN = {
     r"^python benchmarks/|pytest ": "measures for minutes, or on a CUDA device",
     r"^paceline (train|bench (train|infer)) (nvidia|graphcore|mk2|efficientnet)": "trains a network for accelerators",
     r"resnet50-finetune|init.from=(torchvision|resnet50)": "downloads weights",
-    r"--rehearse": "takes a step of ResNet-50",
+    r"--rehearse|--probe": "takes steps of ResNet-50",
 }  # fmt: skip
 """What is not run here, and why; each of these is still read, and planned if it can be."""
 
@@ -140,6 +140,8 @@ def test_a_command_of_the_documents_is_understood(shown: Shown) -> None:
         commands()[verb].make_context(verb, words[len(verb.split()) :])
         if shown.output and shown.output.startswith("error:"):
             continue
+        named = verb != "train" or "--data" in words or not any(word.startswith("cifar10/") for word in words)
+        assert named, "a recipe for CIFAR needs --data"
         if verb in PLANNED and "init.from=" not in shown.command and (HAS_WEIGHTS or "lite0" not in shown.command):
             done = CliRunner().invoke(app, plan_words(words))
             assert done.exception is None, done.exception
