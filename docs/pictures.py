@@ -127,7 +127,7 @@ def report(folder: Path) -> None:
         opened = player.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         for scheme in ("light", "dark"):
             page = opened.new_page(
-                color_scheme="dark" if scheme == "dark" else "light", viewport={"width": 1120, "height": 860}
+                color_scheme="dark" if scheme == "dark" else "light", viewport={"width": 1120, "height": 560}
             )
             page.goto((run / "report.html").as_uri())
             page.wait_for_selector(".scatterlayer path")
