@@ -35,9 +35,9 @@ from paceline.settings.stop import Stop
 IN_A_STEP = 4
 """Micro-batches of a step that is probed."""
 _SIZES = 3
-MOST_ON_CUDA, MOST_ON_CPU = 256, 64
+MOST_ON_CUDA, MOST_ON_CPU = 256, 32
 """No more images than these are probed at a time."""
-_ACTIVATIONS = 3.5e8
+_ACTIVATIONS = 1e8
 """On a CPU a micro-batch has about so many activations at the most, so that a probe takes seconds."""
 _STEPS = 10_000
 _PROBED = TypeAdapter(Probe)

@@ -48,7 +48,7 @@ def test_people_get_a_table(paceline: Paceline) -> None:
     assert done.returncode == 0, done.stderr
     lines = [re.split(r"\s{2,}", line.rstrip()) for line in done.stdout.splitlines()]
     rows = {line[0]: line[1:] for line in lines if len(line) > 1}
-    assert rows["probed"] == ["steps of 4 x 4, 8 and 16 images, fp32"]
+    assert rows["probed"] == ["micro-batches of 4, 8 and 16 images, fp32"]
     assert rows["micro-batch"] == ["8, from the placement; 2 in a step"]
     assert rows["recomputed"] == ["stem, stage1/unit1, stage2/unit1, stage3/unit1, head"]
     assert rows["block"][:4] == ["weights MiB", "gradients MiB", "optimizer MiB", "kept MiB"]

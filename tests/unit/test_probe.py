@@ -166,7 +166,7 @@ def test_a_probe_that_the_memory_does_not_hold_takes_what_it_has(monkeypatch: py
     monkeypatch.setattr(module, "_point", out_of_memory)
     assert take_probe(make_plan(), this_machine()).sizes == (4, 8)
     most[0] = 4
-    with pytest.raises(PlanError, match="the memory does not hold a step of 4 x 8 images, which a probe would take"):
+    with pytest.raises(PlanError, match="the memory does not hold micro-batches of 8 images, which a probe would take"):
         take_probe(make_plan(), this_machine())
 
 

@@ -13,7 +13,7 @@ from paceline.machine import check_torch_build
 from paceline.memory import MARGIN, Demand, demand, room_of, size_text
 from paceline.model.packages import check_packages
 from paceline.planning import Plan
-from paceline.probing import IN_A_STEP, decided, is_open, store_probe
+from paceline.probing import decided, is_open, store_probe
 from paceline.progress import progress_bar
 from paceline.record import json_text
 from paceline.stages import percents
@@ -81,7 +81,7 @@ def _in_words(plan: Plan, probe: Probe, needs: Demand) -> dict[str, Any]:
     sizes = ", ".join(map(str, probe.sizes[:-1]))
     how = "counted" if probe.counted else "measured"
     return {
-        "probed": f"steps of {IN_A_STEP} x {sizes} and {probe.sizes[-1]} images, {plan.placement.precision}",
+        "probed": f"micro-batches of {sizes} and {probe.sizes[-1]} images, {plan.placement.precision}",
         "micro-batch": f"{plan.micro_batch:,}, from {plan.chosen_by}; {plan.rounds:,} in a step",
         "recomputed": ", ".join(plan.recomputed) or "nothing",
         **({"stages": _stages(plan)} if plan.stages > 1 else {}),

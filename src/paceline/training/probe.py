@@ -76,7 +76,7 @@ def take_probe(plan: Plan, machine: Machine, progress: Progress = silent) -> Pro
         if not sizes and len(points) < MOST_SIZES and not _is_straight(points):
             sizes = [2 * points[-1].size]
     if len(points) < 2:
-        raise PlanError(f"the memory does not hold a step of {IN_A_STEP} x {sizes[0]} images, which a probe would take")
+        raise PlanError(f"the memory does not hold micro-batches of {sizes[0]} images, which a probe would take")
     return _probe(plan, machine, points)
 
 
@@ -224,23 +224,24 @@ def _peaks(session: Session, batches: list[MicroBatch]) -> dict[str, float]:
 
 
 def _seconds(session: Session, batches: list[MicroBatch]) -> tuple[float, float]:
-    """How long a micro-batch takes, and the update, by steps of two and of four micro-batches."""
-    device = session.world.device
+    """How long a micro-batch takes, and the update, by steps of fewer and of more micro-batches."""
+    device, graphs = session.world.device, session.plan.placement.graphs
     at_a_time = 3 if device.type == "cuda" else 1  # the host runs ahead of a device
+    fewer, more = (2, IN_A_STEP) if graphs else (1, 2)  # those with a second one share a recording
 
     def timed_steps(count: int) -> float:
         def work() -> None:
             for _ in range(at_a_time):
                 take_step(session, batches[:count])
 
-        for _ in range(WARM_STEPS + 1):
+        for _ in range(WARM_STEPS + 1 if graphs else 1):
             take_step(session, batches[:count])
         wait_for(device)
         return median(timed(device, work) for _ in range(TIMES)) / at_a_time
 
-    few, many = timed_steps(2), timed_steps(IN_A_STEP)
-    each = min(max(0.0, many - few) / (IN_A_STEP - 2), few / 2)
-    return each, few - 2 * each
+    little, much = timed_steps(fewer), timed_steps(more)
+    each = min(max(0.0, much - little) / (more - fewer), little / fewer)
+    return each, little - fewer * each
 
 
 def _held() -> float:
