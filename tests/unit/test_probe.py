@@ -158,10 +158,10 @@ def test_more_sizes_are_probed_where_something_else_takes_the_most(
 def test_a_probe_that_the_memory_does_not_hold_takes_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     real, most = module._point, [8]
 
-    def out_of_memory(session: Session, blocks: Any) -> Any:
+    def out_of_memory(session: Session, blocks: Any, left: int) -> Any:
         if session.plan.micro_batch > most[0]:
             raise torch.OutOfMemoryError("injected")
-        return real(session, blocks)
+        return real(session, blocks, left)
 
     monkeypatch.setattr(module, "_point", out_of_memory)
     assert take_probe(make_plan(), this_machine()).sizes == (4, 8)

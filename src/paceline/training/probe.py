@@ -86,14 +86,22 @@ def _try(plan: Plan, machine: Machine, size: int) -> _Point:
     if plan.placement.compile:  # which leaves no blocks to look at
         blocks = _in_session(probe_plan(plan, machine, size, compile=False), _blocks)
         torch.compiler.reset()  # else the second size would be compiled for sizes of all kinds
-    return _in_session(probe_plan(plan, machine, size), partial(_point, blocks=blocks))
+    left = release_memory(plan.placement.device)
+    return _in_session(probe_plan(plan, machine, size), partial(_point, blocks=blocks, left=left))
+
+
+def release_memory(device: str) -> int:
+    """Give back what earlier work in this process has left on a device; gives the bytes that stay in tensors."""
+    gc.collect()
+    if device != "cuda":
+        return 0
+    torch._C._cuda_clearCublasWorkspaces()  # one for each stream that was ever used
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated()
 
 
 def _in_session(plan: Plan, work: Callable[[Session], Result]) -> Result:
     """Do some work in a session of a new run that leaves nothing behind; its weights are of no interest."""
-    gc.collect()  # what an earlier one has left
-    if plan.placement.device == "cuda":
-        torch.cuda.empty_cache()
     with TemporaryDirectory(prefix="paceline-probe-") as folder, open_session(plan, Path(folder)) as session:
         return work(session)
 
@@ -158,10 +166,11 @@ def _blocks(session: Session) -> dict[str, BlockPoint]:
         return block_points(session, next(steps)[0])
 
 
-def _point(session: Session, blocks: dict[str, BlockPoint] | None) -> _Point:
-    """What the session's micro-batches take; on a CPU, whose memory nothing measures, what is in tensors is counted."""
+def _point(session: Session, blocks: dict[str, BlockPoint] | None, left: int) -> _Point:
+    """What the session's micro-batches take, beside what was `left` in tensors before it; on a CPU, whose memory
+    nothing measures, what is in tensors is counted."""
     plan, on_cuda = session.plan, session.world.device.type == "cuda"
-    images = _input_bytes(session) if on_cuda else 0
+    others = left + _input_bytes(session) if on_cuda else 0
     with closing(session.loader.training(0)) as steps:
         batches = next(steps)
         memory = _peaks(session, batches[:2]) if on_cuda else {}
@@ -173,7 +182,7 @@ def _point(session: Session, blocks: dict[str, BlockPoint] | None) -> _Point:
     return _Point(
         size=plan.micro_batch,
         evaluated=plan.evaluation_batch,
-        **{part: size - images for part, size in (memory or _counted(blocks)).items()},
+        **{part: size - others for part, size in (memory or _counted(blocks)).items()},
         evaluation=evaluation,
         seconds=each,
         update_seconds=update,
