@@ -54,8 +54,9 @@ def passes(*words: str) -> tuple[list[Counted], list[dict[str, Tensor]]]:
         ("on.kernels=fused",),
         ("on.kernels=fused", "model={name: efficientnet-cifar, width: 0.25, depth: 0.5, survival: 1}", "data.side=16"),
         ("on.kernels=fused", "model=resnet11-bottleneck"),
+        ("on.kernels=fused", "model=resnet18", "data.side=32"),
     ],
-    ids=["plain", "fused", "squeeze", "bottleneck"],
+    ids=["plain", "fused", "squeeze", "bottleneck", "stem"],
 )
 def test_nothing_is_exchanged_twice_and_no_bit_changes(words: tuple[str, ...]) -> None:
     (plain, _), one = passes(*words)

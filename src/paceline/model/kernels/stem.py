@@ -95,8 +95,8 @@ class _Stem(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        fours, weight, gamma, raw, position, top = ctx.saved_tensors[:6]
-        normed, dy = Normed(*ctx.saved_tensors[6:]), gradients[0].contiguous(memory_format=torch.channels_last)
+        fours, weight, gamma, raw, position, top, *rest = ctx.saved_tensors  # recomputation gives them out once
+        normed, dy = Normed(*rest), gradients[0].contiguous(memory_format=torch.channels_last)
         groups = len(normed.scale)
         # Each number behind the pool comes from one pixel, so the sums over all pixels are those over what was pooled.
         sums, products, _ = rows_for(raw).gradient_sums(
