@@ -74,6 +74,7 @@ FAULTS = [
         ["plan", "on.epochs=3"],
         "'on.epochs=3': placement has no 'epochs'; it belongs to the recipe: write epochs=... without 'on.'",
     ),
+    (["plan", "model=resnet18", "model.widths=8"], "model: resnet18 has no 'widths'; there is blur, first_projection"),
     (["plan", "optimizer.epochs=3"], "optimizer: sgd has no 'epochs'; did you mean 'epochs'?"),
     (["plan", "val=0.2"], "'val=0.2': recipe has no 'val'; did you mean 'data.validation'?"),
     (["plan", "images/resnet18", "data.split=0.2"], "data: images has no 'split'; did you mean 'data.validation'?"),

@@ -85,9 +85,11 @@ def _unknown(path: KeyPath, noun: str, around: type[Settings] | None, everywhere
         return (
             f"{noun} has no {quoted(key)}; put its keys into a file given with --{key} FILE, or write {key}.KEY=VALUE"
         )
-    return (
-        f"{noun} has no {quoted(key)}{instead_of_key(key, section, list(fields(around)) if around else [], everywhere)}"
-    )
+    keys = list(fields(around)) if around else []
+    # What only other kinds have in this section would be refused in its turn.
+    parted = [(address, *address.rpartition(".")[::2]) for address in everywhere]
+    possible = [address for address, start, last in parted if not section or start != section or last in keys]
+    return f"{noun} has no {quoted(key)}{instead_of_key(key, section, keys, possible)}"
 
 
 def _complaint(error: Any, path: KeyPath, noun: str, around: type[Settings] | None, choices: list[str]) -> str:
