@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from paceline.job import Job, plan_job
+from paceline.job import Job, plan_job, prepare_folder
 from paceline.record import latest, rows_of
 from paceline.reporting.sink import ReportSink
 from paceline.settings.build import build
@@ -77,6 +77,7 @@ def terminal() -> Iterator[Console]:
 
 def speed_of(job: Job, folder: Path, console: Console) -> tuple[float, float]:
     """Images per second of a run, and the seconds that all threads of this process computed for it."""
+    prepare_folder(job, folder)
     start = time.process_time()
     status = train_run(job, folder, console, [], {"report": ReportSink})
     computed = time.process_time() - start

@@ -21,6 +21,7 @@ import torch
 
 from paceline.data.index import locate
 from paceline.data.load.loader import open_loader
+from paceline.data.load.workers import quick_switches
 from paceline.job import plan_job
 from paceline.planning import Plan
 from paceline.settings.build import build
@@ -57,7 +58,7 @@ def ours(folder: Path, batch: int, words: dict[str, Any]) -> Iterator[int]:
     device = torch.device(words["device"])
     plan = planned(folder, batch, words)
     torch.set_num_threads(1)
-    with closing(open_loader(plan, folder, 0, device).training(0)) as steps:
+    with quick_switches(), closing(open_loader(plan, folder, 0, device).training(0)) as steps:
         for step in steps:
             yield sum(len(micro_batch.images) for micro_batch in step)
 

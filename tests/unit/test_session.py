@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,6 +150,13 @@ def test_products_are_summed_in_float16_only_inside_a_session_that_says_so() -> 
     with torch_settings(placement):
         assert matmul.allow_fp16_accumulation
     assert not matmul.allow_fp16_accumulation
+
+
+def test_other_threads_make_way_quickly_inside_a_session_only(tmp_path: Path) -> None:
+    before = sys.getswitchinterval()
+    with open_session(make_plan(), tmp_path):
+        assert sys.getswitchinterval() < 0.001 < before
+    assert sys.getswitchinterval() == before
 
 
 @pytest.mark.parametrize("words", [("on.device=cpu",), ("on.device=cuda", "on.precision=bf16")])

@@ -17,6 +17,7 @@ from paceline.data.index.fingerprint import data_digest
 from paceline.data.load.class_weights import class_weights
 from paceline.data.load.later_stage import LaterStageLoader
 from paceline.data.load.loader import Loader, open_loader
+from paceline.data.load.workers import quick_switches
 from paceline.device import pci_address, widest_float
 from paceline.launch import Launch
 from paceline.planning import Plan
@@ -128,6 +129,7 @@ def open_session(
     """
     with ExitStack() as stack:
         stack.enter_context(torch_settings(plan.placement))
+        stack.enter_context(quick_switches())
         several = launch is not None and launch.count > 1
         world = init_world(plan, launch, data_digest(plan.data, data_folder) if several else "")
         stack.enter_context(memory_limit(plan.placement, world.device))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.synchronize
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -19,12 +18,12 @@ import torch
 from paceline.data.index.table import Flag, Index, Strings, Table
 from paceline.data.load.cache import Cache
 from paceline.data.load.decode import Undecodable, decode_into
-from paceline.data.load.files import CHUNK, SWITCH, FileLoader, TrainingCrops
+from paceline.data.load.files import CHUNK, FileLoader, TrainingCrops
 from paceline.data.load.files_nvjpeg import NvjpegLoader
 from paceline.data.load.image_files import ImageFiles
 from paceline.data.load.order import training_order
 from paceline.data.load.quarantine import Quarantine
-from paceline.data.load.workers import server, start_worker
+from paceline.data.load.workers import quick_switches, server, start_worker
 from paceline.data.pack import shards
 from paceline.data.pack.transcode import LossyPreset
 from paceline.data.pack.writer import write_pack
@@ -130,9 +129,10 @@ class Sample:
 
 def measure_rates(sample: Sample, threads: int, seconds: float) -> Rates:
     """Measure the rates of a sample on so many threads, each for so many seconds."""
-    with _workers(threads) as pool:
-        read, decode = (_rate(pool, sample, stage, threads, seconds) for stage in STAGES)
-    return Rates(threads, read, decode, whole=loader_rate(sample, threads, seconds, CPU))
+    with quick_switches():
+        with _workers(threads) as pool:
+            read, decode = (_rate(pool, sample, stage, threads, seconds) for stage in STAGES)
+        return Rates(threads, read, decode, whole=loader_rate(sample, threads, seconds, CPU))
 
 
 def best_rates(rates: Sequence[Rates]) -> Rates:
@@ -146,7 +146,6 @@ def _workers(threads: int) -> Executor:
     if threads > MOST_THREADS:
         context = server()
         return ProcessPoolExecutor(threads, context, _begin, (context.Barrier(threads),))
-    sys.setswitchinterval(min(SWITCH, sys.getswitchinterval()))  # as the loader does
     return ThreadPoolExecutor(threads)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -42,10 +41,6 @@ CHUNK = 8
 """Images that one worker decodes at a time: few enough that a micro-batch keeps every worker busy."""
 IMAGES_AHEAD = 2048
 """About how many images are decoded before they are needed, where a step is small."""
-SWITCH = 0.00001
-"""Seconds after which a thread that computes in Python lets another one go on. Python's own 5 ms would hold up a
-thread that decodes for longer than decoding takes, each time it comes back from the decoder."""
-
 Opens = Callable[[], tuple[ImageFiles, ImageFiles]]
 """Opens the training and the validation images; worker processes call it again."""
 Share = Callable[[Cache], Cache]
@@ -157,7 +152,6 @@ class FileLoader:
             self._workers = Processes(open_here, plan.placement.loader_workers, device)
         else:
             self._workers = Threads(self._decoder, plan.placement.loader_workers, device)
-            sys.setswitchinterval(min(SWITCH, sys.getswitchinterval()))
         self._validation_cache: ValidationCache | None = None
         if plan.placement.decoded_validation:
             side = plan.facts.evaluation_side or plan.facts.side

@@ -9,9 +9,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -32,6 +33,22 @@ Faults = list[tuple[int, str]]
 """The images of a chunk that cannot be decoded, by their offset in it, and why."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that ask a run to stop; they are sent to all of its processes, and only the replica acts on them."""
+
+_SWITCH = 0.00001
+"""Seconds after which a thread that computes in Python lets another one go on. Python's own 5 ms would hold up a
+thread that decodes for longer than decoding takes, each time it comes back from the decoder, and the thread that
+launches kernels for as long as most steps take."""
+
+
+@contextmanager
+def quick_switches() -> Iterator[None]:
+    """Inside, no thread that computes in Python holds up the others for long."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(_SWITCH, before))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 @dataclass(frozen=True)
