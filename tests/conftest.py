@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,6 +108,16 @@ def run_in(
         capture_output=True, text=True, timeout=300, check=False, cwd=folder,
         env=environment() | (env or {}), **options,
     )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test leaves in torch's allocator is there neither for the next one nor for those beside it."""
+    yield
+    if "accelerator" in request.keywords:
+        from paceline.training.probe import release_memory
+
+        release_memory("cuda")
 
 
 @pytest.fixture

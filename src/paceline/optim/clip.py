@@ -7,7 +7,7 @@ from collections.abc import Set
 import torch
 from torch import Tensor
 
-from paceline.optim.flat import FlatParameters, block_norms
+from paceline.optim.flat import FlatParameters, span_norms
 from paceline.settings.optimizer import Clip
 from paceline.world import World
 
@@ -31,7 +31,7 @@ class Clipping:
         if limits.value is not None:
             gradients = [gradient.clamp(-limits.value, limits.value) for gradient in gradients]
         if limits.norm is not None:
-            norm = torch.linalg.vector_norm(torch.cat([block_norms(gradient) for gradient in gradients]))
+            norm = torch.linalg.vector_norm(torch.cat([span_norms(gradient) for gradient in gradients]))
             norm = norm if self._world is None else self._world.over_stages(norm.square()).sqrt()
             factor = (limits.norm / norm).clamp_(max=1)  # a norm of zero gives infinity, and so 1
             gradients = [gradient * factor for gradient in gradients]

@@ -12,8 +12,12 @@ from torch import Tensor, nn
 from paceline.optim.rounding import Rounding, RoundingBits, stochastic_round
 
 BLOCK = 64
-"""Each parameter starts at a multiple of this many numbers, because convolutions are slow on unaligned weights; norms
-and factors of single parameters are computed block by block."""
+"""Each parameter starts at a multiple of this many numbers, because convolutions are slow on unaligned weights; factors
+of single parameters are multiplied block by block."""
+SPAN = 16
+"""Norms are computed from those of so many numbers each. CUDA adds up the rows of a matrix in an order that depends on
+how many there are, but not rows as short as these; and with four to a block the norms of each parameter are aligned, on
+which the order of their sum depends. So a norm has the same bits whatever lies beside its parameter."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class FlatParameters:
 
     def norms(self, flat: Tensor) -> Tensor:
         """The norm of each parameter's numbers in a flat tensor."""
-        return torch.stack(torch._foreach_norm(block_norms(flat).split([length // BLOCK for length in self.lengths])))
+        return torch.stack(torch._foreach_norm(span_norms(flat).split([length // SPAN for length in self.lengths])))
 
     def multiply(self, flat: Tensor, factors: Tensor) -> Tensor:
         """A flat tensor times one factor for each parameter."""
@@ -138,10 +142,10 @@ def flat_starts(parameters: dict[str, nn.Parameter]) -> dict[str, int]:
     return dict(zip(ordered, [0, *ends], strict=False))
 
 
-def block_norms(flat: Tensor) -> Tensor:
-    """The norm of every block, from which norms over more are computed: adding up a hundred million squares one after
+def span_norms(flat: Tensor) -> Tensor:
+    """The norm of every span, from which norms over more are computed: adding up a hundred million squares one after
     the other costs float32 a percent."""
-    norms: Tensor = torch.linalg.vector_norm(flat.view(-1, BLOCK), dim=1)
+    norms: Tensor = torch.linalg.vector_norm(flat.view(-1, SPAN), dim=1)
     return norms
 
 
