@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from conftest import make_plan, make_session
+from paceline.model.kernels import bottleneck
+from paceline.model.resnet import ResidualUnit
 from replicas_made import Circle, Seat, in_threads
 
 WORDS = ("norm_batch=8", "on.micro_batch=8", "on.precision=fp64")
+
+
+@pytest.fixture(autouse=True)
+def small_bottlenecks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bottlenecks of a small network are fused as those of a large one."""
+    monkeypatch.setattr(bottleneck, "LANES", 16)
+    monkeypatch.setattr(bottleneck, "ROWS_PER_CHANNEL", 0)
 
 
 class Counted(Seat):
@@ -67,3 +78,20 @@ def test_nothing_is_exchanged_twice_and_no_bit_changes(words: tuple[str, ...]) -
         assert kept.keys() == recomputed.keys()
         assert [name for name, values in kept.items() if not torch.equal(values, recomputed[name])] == []
     assert not all(torch.equal(values, one[1][name]) for name, values in one[0].items())
+
+
+def test_fused_bottlenecks_compute_their_outputs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed, output = list[object](), bottleneck._output
+
+    def counted(unit: ResidualUnit, *rest: Any) -> Tensor:
+        computed.append(unit)
+        return output(unit, *rest)
+
+    monkeypatch.setattr(bottleneck, "_output", counted)
+    for recompute, again in (("none", 0), ("all", 0), ("[stage3]", 1)):  # stage1 and stage2 are a piece then
+        computed.clear()
+        words = (*WORDS, "on.kernels=fused", "model=resnet11-bottleneck", f"on.recompute={recompute}")
+        session = make_session(make_plan(*words))
+        session.state.network.forward_backward(next(session.loader.training(0))[:1])
+        assert len(computed) == 3 + again
+        assert len(set(computed)) == 3

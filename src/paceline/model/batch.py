@@ -21,6 +21,9 @@ class Batch(NamedTuple):
     moments: dict[int, tuple[Tensor, Tensor]] | None = None
     """Where the pass may be computed again: mean and variance of each norm that replicas share, by its index, from the
     first time on."""
+    outputs: dict[nn.Module, Tensor] | None = None
+    """The same: what pieces of the network gave the first time, by their last block, where that is fused so that it
+    takes it."""
 
 
 class Layer(nn.Module):

@@ -55,6 +55,12 @@ class Network(nn.Sequential):
         return self
 
 
+def takes_output(output: Tensor) -> bool:
+    """Whether the block that gave this need not compute it again: fused bottlenecks take it as it is. It costs no
+    memory, for it is what the next block begins with."""
+    return output.requires_grad and hasattr(output, "handover")
+
+
 def recomputing(pieces: Sequence[Network]) -> Callable[..., Any]:
     """The network of these pieces, of which only the last keeps what its backward pass needs; the others compute it
     again. There is no random state to restore: random numbers are keyed."""
@@ -63,6 +69,8 @@ def recomputing(pieces: Sequence[Network]) -> Callable[..., Any]:
         for piece in pieces[:-1]:
             output = checkpoint(piece, *carried, batch=batch, use_reentrant=False, preserve_rng_state=False)
             carried = (output,) if isinstance(output, Tensor) else output
+            if batch is not None and batch.outputs is not None and takes_output(carried[0]):
+                batch.outputs[piece[-1]] = carried[0].detach()
         return pieces[-1](*carried, batch=batch)
 
     return forward

@@ -186,7 +186,8 @@ class Whole:
         rows, masks = self.statistics.pass_rows(index), self.masks(batch.positions)
         if self.plan.placement.compile:  # which cuts rows itself, and cannot see a dictionary fill
             return Batch(rows, *masks)
-        return Batch(rows, *masks, self.statistics.slots(index), {} if self.plan.recomputed else None)
+        again = bool(self.plan.recomputed)
+        return Batch(rows, *masks, self.statistics.slots(index), {} if again else None, {} if again else None)
 
     def _loss(self, heads: list[Tensor], labels: Tensor, weights: Tensor | None) -> Tensor:
         """The loss by the scores of the last head, and by those of auxiliary heads with the recipe's weight."""

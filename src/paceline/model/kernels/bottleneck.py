@@ -52,6 +52,8 @@ class Site(NamedTuple):
     before: Handover | None
     """Shared with the block that made the input, if that is a fused one."""
     after: Handover
+    output: Tensor | None = None
+    """What the unit gave before, where it is computed again for what the backward pass needs."""
 
 
 class Narrow(NamedTuple):
@@ -95,7 +97,8 @@ def pays(unit: ResidualUnit, images: int, side: int) -> bool:
 
 def fused_bottleneck(unit: ResidualUnit, x: Tensor, batch: Batch) -> Tensor:
     """The unit's output in training; statistics of its norms are written as the unit itself writes them."""
-    site = Site(unit, batch, getattr(x, "handover", None), Handover())
+    before, output = getattr(x, "handover", None), batch.outputs.pop(unit, None) if batch.outputs else None
+    site = Site(unit, batch, before, Handover(), output)
     layers = [unit.conv1, unit.norm1, unit.conv2, unit.norm2, unit.conv3, unit.norm3]
     if unit.projects:
         layers += [unit.projection, unit.projection_norm]
@@ -127,17 +130,13 @@ class _Bottleneck(torch.autograd.Function):
         narrow, norm1, norm2, picture = _narrow_forward(unit, as_rows(x, groups), x.shape, site.batch)
         n2, scatter = kernels.relu_scatter(narrow.a2, norm2.scale, norm2.shift)
         wide3, norm3 = _widen(unit.conv3, unit.norm3, n2, scatter, site.batch)
-        weight3 = compute_weight(unit.conv3, x.dtype).flatten(1)
-        saved = [*narrow, *norm1, *norm2, *wide3, *norm3]
+        saved, wide4, norm4 = [*narrow, *norm1, *norm2, *wide3, *norm3], None, None
         if unit.projects:
             xs = as_rows(_every(x, unit.stride), groups)
             wide4, norm4 = _widen(unit.projection, unit.projection_norm, xs, kernels.row_scatter(xs), site.batch)
-            weight4 = compute_weight(unit.projection, x.dtype).flatten(1)
-            scaled = (norm4.scale[..., None] * weight4).to(x.dtype)
-            out = kernels.product_norm_projected(n2, weight3, norm3.scale, norm3.shift + norm4.shift, xs, scaled)
             saved += [*wide4, *norm4]
-        else:
-            out = kernels.product_norm(n2, weight3, norm3.scale, norm3.shift, narrow.x)
+        known = site.output
+        out = _output(unit, narrow, n2, norm3, wide4, norm4) if known is None else as_rows(known, groups)
         ctx.save_for_backward(out, *saved)
         ctx.site, ctx.shape, ctx.shape2 = site, x.shape, picture.shape
         return as_images(out, picture.shape)
@@ -229,6 +228,21 @@ def _norm_backward(
     g = norm_gradient_by_sums(normed, norm.weight, sums, products, x.shape[1], norm.shared)
     dx = rows_for(x).norm_gradient(d, x, normed.scale, normed.shift, g.a, g.b, g.c, activation)
     return dx, g.weight, g.bias
+
+
+def _output(
+    unit: ResidualUnit, narrow: Narrow, n2: Tensor, norm3: Normed, wide4: Widened | None, norm4: Normed | None
+) -> Tensor:
+    """What the unit gives: the widening product and its norm, plus the shortcut or its projection and norm, ReLU."""
+    kernels, weight3 = _kernels(n2), compute_weight(unit.conv3, n2.dtype).flatten(1)
+    out: Tensor
+    if wide4 is not None and norm4 is not None:
+        weight4 = compute_weight(unit.projection, n2.dtype).flatten(1)
+        scaled = (norm4.scale[..., None] * weight4).to(n2.dtype)
+        out = kernels.product_norm_projected(n2, weight3, norm3.scale, norm3.shift + norm4.shift, wide4.a, scaled)
+    else:
+        out = kernels.product_norm(n2, weight3, norm3.scale, norm3.shift, narrow.x)
+    return out
 
 
 def _narrow_forward(
