@@ -75,6 +75,7 @@ class FusedSgdRule(SgdRule):
         torch._fused_sgd_(
             [weights], [view.gradient], [*state.values()], weight_decay=view.decay, momentum=self.momentum,
             lr=view.lr, dampening=0.0, nesterov=self.nesterov, maximize=False, is_first_step=False,
+            grad_scale=view.lr.new_ones((), dtype=torch.float32),  # without one, CUDA rounds differently
         )  # fmt: skip
         return weights, state
 
