@@ -30,8 +30,8 @@ pytestmark = [
 ]
 GIB = 1 << 30
 NETWORKS = {
+    "efficientnet-b4": ("model=efficientnet-b4", "data.side=380", "norm_batch=8"),  # the slowest first
     "resnet50": ("model=resnet50", "data.side=224", "norm_batch=32"),
-    "efficientnet-b4": ("model=efficientnet-b4", "data.side=380", "norm_batch=8"),
     "vgg16": ("model=vgg16", "data.side=224", "norm_batch=1"),
 }
 COMMON = ("data.name=synthetic", "data.classes=1000", "data.images=1000000", "augment.pad=0", "epochs=1000 steps",

@@ -68,14 +68,18 @@ class SgdRule:
 
 @dataclass(frozen=True)
 class FusedSgdRule(SgdRule):
-    """The same by the kernel of `FusedSgd`, so that where the state is changes no bit."""
+    """The same by the kernel of `FusedSgd`, so that where the state is changes no bit: parameter by parameter, and with
+    a gradient scale, because its rounding on CUDA depends on both."""
 
     def update(self, view: StepView) -> tuple[Tensor, dict[str, Tensor]]:
         weights, state = view.weights.clone(), {name: values.clone() for name, values in view.state.items()}
+        parameters, gradients, *buffers = (
+            [*view.flat.views(flat).values()] for flat in (weights, view.gradient, *state.values())
+        )
         torch._fused_sgd_(
-            [weights], [view.gradient], [*state.values()], weight_decay=view.decay, momentum=self.momentum,
-            lr=view.lr, dampening=0.0, nesterov=self.nesterov, maximize=False, is_first_step=False,
-            grad_scale=view.lr.new_ones((), dtype=torch.float32),  # without one, CUDA rounds differently
+            parameters, gradients, [buffer for each in buffers for buffer in each], weight_decay=view.decay,
+            momentum=self.momentum, lr=view.lr, dampening=0.0, nesterov=self.nesterov, maximize=False,
+            is_first_step=False, grad_scale=view.lr.new_ones((), dtype=torch.float32),
         )  # fmt: skip
         return weights, state
 
