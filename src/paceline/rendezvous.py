@@ -31,12 +31,17 @@ _opened: dict[tuple[str, int], Any] = {}
 _decisions = itertools.count()
 
 
-def decided_by_first(launch: Launch, seconds: float, mine: Any, decide: Callable[[list[Any]], Any]) -> Any:
-    """What the first process decides by what every process brings; all of it is JSON. If it cannot, nobody starts."""
+def decided_by_first(
+    launch: Launch, seconds: float, mine: Any, decide: Callable[[list[Any]], Any], patience: float = 0.0
+) -> Any:
+    """What the first process decides by what every process brings; all of it is JSON. If it cannot, nobody starts.
+
+    Processes have so many seconds to come, and the first has as many of `patience` to decide.
+    """
     timeout = timedelta(seconds=seconds)
     base = _open_store(launch, timeout)
     _opened[launch.address, launch.port] = base
-    store = PrefixStore(f"paceline/{launch.attempt}/{next(_decisions)}", base)
+    store = PrefixStore(f"{_prefix(launch)}/{next(_decisions)}", base)
     store.set(f"here/{launch.rank}", json.dumps(mine))
     if launch.rank == 0:
         _wait_for_all(store, launch, timeout)
@@ -50,11 +55,11 @@ def decided_by_first(launch: Launch, seconds: float, mine: Any, decide: Callable
         store.set("decision", json.dumps(decision))
         return decision["decided"]
     try:
-        store.wait(["decision"], timeout)
+        store.wait(["decision"], timeout + timedelta(seconds=patience))
         decision = json.loads(store.get("decision"))
         store.set(f"told/{launch.rank}", "")
     except (RuntimeError, dist.DistError):
-        raise Broken(f"replica 0 has decided nothing within {seconds:g} s") from None
+        raise Broken(f"replica 0 has decided nothing within {seconds + patience:g} s") from None
     if "fault" in decision:
         raise PlanError(decision["fault"])
     return decision["decided"]
@@ -66,7 +71,7 @@ def meet(launch: Launch, timeout: timedelta, facts: dict[str, str], accelerator:
     It says whether several of them have come with one `accelerator`.
     """
     base = _opened.pop((launch.address, launch.port), None) or _open_store(launch, timeout)
-    store = PrefixStore(f"paceline/{launch.attempt}", base)
+    store = PrefixStore(_prefix(launch), base)
     if accelerator and store.add(f"accelerator/{accelerator}", 1) > 1:
         store.set(SHARED, "")
     store.set(f"facts/{launch.rank}", json.dumps({"host": platform.node(), "facts": facts}))
@@ -97,6 +102,11 @@ def _open_store(launch: Launch, timeout: timedelta) -> Any:
         raise Broken(f"cannot reach the rendezvous at {launch.address}:{launch.port}: {reason}") from None
 
 
+def _prefix(launch: Launch) -> str:
+    """Where the words of these processes are in a store; an agent that starts fewer or more of them keeps its store."""
+    return f"paceline/{launch.attempt}/{launch.count}"
+
+
 def _wait_for_all(store: Any, launch: Launch, timeout: timedelta) -> None:
     """Wait until every process has come; name those that have not."""
     ranks = range(launch.count)
@@ -113,5 +123,11 @@ def _wait_for_all(store: Any, launch: Launch, timeout: timedelta) -> None:
 def die_with_launcher() -> None:
     """A replica whose launcher, torchrun or Paceline's own, was killed must not train on alone, nor keep the run folder
     from those that come after it (Linux)."""
-    if sys.platform == "linux" and (os.environ.get(MESSAGES_FOLDER) or "TORCHELASTIC_RUN_ID" in os.environ):
+    if os.environ.get(MESSAGES_FOLDER) or "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent()
+
+
+def die_with_parent() -> None:
+    """Let this process be killed as soon as the one that started it has ended (Linux)."""
+    if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -43,7 +43,7 @@ def settled(job: Job, trained: Path | None) -> Job:
         return _decide(job, min(memories), trained)
 
     die_with_launcher()
-    return _with(job, decided_by_first(job.launch, job.plan.placement.timeout, memory, decide))
+    return _with(job, decided_by_first(job.launch, job.plan.placement.timeout, memory, decide, _PATIENCE))
 
 
 def _decide(job: Job, memory: int, trained: Path | None) -> dict[str, Any]:
@@ -58,7 +58,8 @@ def _decide(job: Job, memory: int, trained: Path | None) -> dict[str, Any]:
             probe = probe_apart(plan, job.machine)
         if probe is not None:
             plan = decided(plan, asked, probe, job.machine, job.launch)
-    if trained is not None and (least := least_too_large(trained, plan)) is not None and plan.micro_batch >= least:
+    # A smaller micro-batch that is computed again in other places may have run out of memory, too.
+    while trained and (least := least_too_large(trained, plan, memory)) is not None and plan.micro_batch >= least:
         ran_out, plan = least, _below(plan, asked, probe, least)
     return {
         "micro_batch": plan.micro_batch,

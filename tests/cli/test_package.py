@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
+from browser import CHROMIUM
 from conftest import environment
 from paceline import __version__
 
 ROOT = Path(__file__).parents[2]
+PROGRAMS = {
+    "chromium": "chromium", "fish": "fish", "mpiexec": "openmpi-bin", "mpiexec.hydra": "mpich", "zsh": "zsh",
+}  # fmt: skip
+"""What tests run beside Python, and the packages of Debian that hold it."""
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +32,21 @@ def built() -> Iterator[Path]:
     with TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-c", program, folder], cwd=ROOT, check=True, capture_output=True)
         yield Path(folder)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "package", ["kubeflow_trainer_api", "matplotlib", "mlflow", "playwright", "tensorboard", "wandb"]
+)
+def test_all_packages_that_tests_use_are_installed(package: str) -> None:
+    assert find_spec(package), "`make test-all` installs the extra 'all'"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_all_programs_that_tests_use_are_installed(program: str) -> None:
+    found = CHROMIUM if program == "chromium" else shutil.which(program)
+    assert found, f"write apt-get install {PROGRAMS[program]}; PACELINE_BROWSER may name another browser"
 
 
 def sources() -> set[str]:

@@ -45,7 +45,9 @@ def test_text_without_amount_and_unit_is_refused(text: str) -> None:
         Duration.parse(text)
 
 
-@pytest.mark.parametrize(("given", "hint"), [(5, "such as '5 epochs'"), (0.5, "such as '0.5 epochs'")])
+@pytest.mark.parametrize(
+    ("given", "hint"), [(5, "such as '5 epochs'"), (0.5, "such as '0.5 epochs'"), (0, "such as '1 epoch'")]
+)
 def test_a_bare_number_is_told_the_unit_it_lacks(given: float, hint: str) -> None:
     with pytest.raises(ValueError, match=hint):
         Duration.parse(given)

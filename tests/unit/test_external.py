@@ -444,7 +444,7 @@ def test_a_torchvision_for_cuda_beside_a_torch_without_is_refused_before_torch_i
     assert str(found.value) == (
         "init.from: torchvision 0.28.0 is built for a torch with CUDA, and torch 2.13.0+cpu is installed; give a "
         ".safetensors or .pth file, or a run: pip has no torchvision for the CPU-only torch 2.13.0+cpu; what fits is "
-        "torchvision==0.28.0, from where that torch came from"
+        "torchvision==0.28.0, from where that torch came"
     )
     install(monkeypatch, "2.13.0+cpu", "0.28.0+cpu", "torch==2.13.0")
     check_packages(checked)

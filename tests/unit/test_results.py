@@ -29,11 +29,6 @@ def drawn(folder: Path) -> tuple[int, int]:
         return image.size
 
 
-@pytest.mark.long
-def test_all_that_tests_need_is_installed() -> None:
-    assert find_spec("matplotlib"), "make test-all installs matplotlib"
-
-
 @installed
 def test_a_run_has_a_picture_of_its_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "mine")

@@ -34,14 +34,16 @@ class Follower(Training):
 
 @pytest.mark.long
 def test_a_follower_that_is_killed_judges_every_checkpoint_of_a_run_once(tmp_path: Path, paceline: Paceline) -> None:
-    words = ["train", write_small(tmp_path, epochs="30"), "--out", "run", "on.save=6 steps", "on.keep_last=99", *NEVER]
+    page = write_small(tmp_path, epochs="240")
+    words = ["train", page, "--out", "run", "on.save=48 steps", "on.keep_last=99", *NEVER]
     training = Training(tmp_path, *words)
-    training.wait_until(training.saved(6))
-    training.kill()
+    training.wait_until(training.saved(1))
     first = Follower(tmp_path)
     first.wait_until(lambda: first.judged(2))
     first.kill()
+    assert training.process.poll() is None  # it trains all the while
     before = len(follow_rows(first.run))
+    training.kill()
     last = Follower(tmp_path, replicas=2)
     last.wait_until(lambda: last.judged(len(checkpoint.saved_steps(last.run / "checkpoints"))))
     assert Training(tmp_path, "resume", "run").end()[0] == 0
@@ -50,7 +52,7 @@ def test_a_follower_that_is_killed_judges_every_checkpoint_of_a_run_once(tmp_pat
     best = max(rows, key=lambda row: (row["top1"], -row["step"]))
     told = f"the best top-1 is {best['top1']:.2%}, at step {best['step']}"
     assert (status, errors) == (0, f"the run has ended, with 31 checkpoints evaluated; {told}\n")
-    assert Counter(row["step"] for row in rows) == Counter(range(0, 181, 6))
+    assert Counter(row["step"] for row in rows) == Counter(range(0, 1441, 48))
     assert len(out.splitlines()) == len(rows) - before
     assert not (last.run / FOLDER).exists()
     assert all(row["images"] == 37 for row in rows)

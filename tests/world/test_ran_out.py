@@ -11,10 +11,11 @@ import pytest
 from processes import fingerprint, newest_step, write_small
 from safetensors.torch import load
 
-from conftest import environment, run_in
+from conftest import environment, make_plan, run_in
 from paceline import checkpoint
+from paceline.errors import Broken
 from paceline.job import stored_job
-from paceline.ran_out import RAN_OUT, remembered
+from paceline.ran_out import RAN_OUT, least_too_large, next_smaller, remember, remembered
 from paceline.record import Row, rows_of
 from paceline.settling import settled
 from paceline.training.differences import relative_difference
@@ -168,3 +169,24 @@ def test_torchrun_starts_workers_again_that_have_left_a_smaller_micro_batch(tmp_
     assert len(told(tmp_path / "run")) == 2
     calm = train(tmp_path, "calm", "--replicas", "2", "on.micro_batch=2")
     assert difference(tmp_path / "run", calm) < 1e-12
+
+
+def test_a_micro_batch_that_the_pipeline_refuses_is_not_offered() -> None:
+    stages = ("on.stages=2", "on.virtual_stages=2", "on.splits=[stage1, stage2, head]", "on.pipeline=interleaved")
+    plan = make_plan("global_batch=24", "norm_batch=2", *stages, "on.micro_batch=12")
+    assert next_smaller(plan) == 6  # with 8 there would be an odd number of micro-batches
+
+
+@pytest.mark.parametrize("entry", ['{"memory": "x", "micro_batch": 4}', '{"memory": 9}', "7", '{"micro_batch": null}'])
+def test_a_damaged_memory_of_what_ran_out_is_nothing_worse_than_another_try(tmp_path: Path, entry: str) -> None:
+    (tmp_path / RAN_OUT).write_text(f"[{entry}]")
+    assert least_too_large(tmp_path, make_plan(), memory=1) is None
+
+
+def test_one_process_does_not_try_the_same_again_for_ever(tmp_path: Path) -> None:
+    remember(tmp_path, make_plan())
+    with pytest.raises(Broken, match=r"yet it was tried again; write on\.micro_batch"):
+        remember(tmp_path, make_plan())
+    two = make_plan("on.replicas=2", "on.micro_batch=8")
+    remember(tmp_path, two)
+    remember(tmp_path, two)  # each of them has run out

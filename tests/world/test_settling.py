@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +15,21 @@ import pytest
 from processes import write_small
 
 from conftest import environment, make_plan, make_recipe
-from paceline import settling
+from paceline import rendezvous, settling
+from paceline.errors import PlanError
 from paceline.facts import Line, Probe
 from paceline.job import Job, plan_job
+from paceline.launch import Launch
 from paceline.machine import Machine, this_machine
 from paceline.planning import Plan
 from paceline.probing import store_probe, stored_probe
+from paceline.ran_out import remember
 from paceline.record import rows_of
 from paceline.settings.placement import AUTO, Placement
 from paceline.settings.read import Tree
 from paceline.settling import probe_apart, settled
 from paceline.training.probe import take_probe
+from replicas_made import in_threads
 
 WORDS = ("small.yaml", "--device", "cpu", "on.cpu_threads=1", "on.sinks=[]", "on.data_on_device=false", "--out", "run")
 
@@ -183,3 +189,54 @@ def test_a_run_on_cuda_is_probed_first_where_that_matters(
         assert job.plan.chosen_by.startswith("a probe of")
         assert job.plan.micro_batch == 32  # 16 GiB, less a tenth, at a third of a GiB each
     assert job.asked.micro_batch == placed.get("micro_batch", "auto")
+
+
+def job_of(**placed: Any) -> Job:
+    placement = Placement.model_validate({"device": "cpu", "data_on_device": False, **placed})
+    return plan_job("test", make_recipe(), placement, None, Tree(), Tree())
+
+
+def test_what_ran_out_is_left_behind_whatever_is_computed_again(
+    tmp_path: Path, small_probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Line(0.0, 2**30 / 3 / len(small_probe.blocks))
+    blocks = tuple(replace(block, kept=kept, passed=Line(0.0, 2**20)) for block in small_probe.blocks)
+    whole, nothing = Line(0.0, 2**30 / 3), Line(0.0, 0.0)
+    probe = replace(
+        small_probe, first=whole, following=whole, held=nothing, evaluation=nothing, blocks=blocks, available=2**37
+    )
+    keep(tmp_path / "cache", probe, monkeypatch)
+    sizes = list[int]()
+    while not sizes or sizes[-1] > 4:  # the smallest with whole norm groups
+        plan = settled(job_of(recompute="auto", memory=2**32), tmp_path).plan
+        remember(tmp_path, plan)
+        sizes.append(plan.micro_batch)
+    assert sizes == sorted(set(sizes), reverse=True)
+    with pytest.raises(PlanError, match="no smaller one fits"):
+        settled(job_of(recompute="auto", memory=2**32), tmp_path)
+
+
+def test_what_ran_out_where_there_was_less_memory_is_left_behind_by_all(tmp_path: Path) -> None:
+    remember(tmp_path, job_of(memory=2**31, micro_batch=16).plan)
+    decision = settling._decide(job_of(memory=2**32, micro_batch=16), 2**31, tmp_path)
+    assert (decision["micro_batch"], decision["ran_out"]) == (8, 16)
+
+
+def test_others_wait_for_what_the_first_process_takes_to_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_decisions", itertools.repeat(0))  # a process has one of its own
+    monkeypatch.setattr(rendezvous, "_opened", {})
+    decided = dict[int, int]()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        first = Launch(0, 2, 0, 2, "127.0.0.1", free.getsockname()[1], store_is_there=False)
+
+    def slowly(brought: list[int]) -> int:
+        time.sleep(2)
+        return min(brought)
+
+    def decide(rank: int) -> None:
+        launch = replace(first, rank=rank)
+        decided[rank] = rendezvous.decided_by_first(launch, 1, 5 + rank, slowly, patience=30)
+
+    in_threads(2, decide)
+    assert decided == {0: 5, 1: 5}

@@ -88,7 +88,7 @@ def _remedy(package: str, key: str) -> str:
     if version.endswith("+cpu"):  # pip's torchvision is built for the torch with CUDA
         return (
             f"give {instead}: pip has no torchvision for the CPU-only torch {version}; what fits is {fitting}, from "
-            "where that torch came from"
+            "where that torch came"
         )
     packages = fitting if package == "torchvision" else f"{package} {fitting}"
     return f"write pip install {_constraints(version)}{packages}, which fits torch {version}, or {instead}"

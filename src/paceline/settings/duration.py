@@ -42,9 +42,10 @@ class Duration:
             return text
         match = _WRITTEN.fullmatch(text) if isinstance(text, str) and len(text) <= _LONGEST else None
         if not match:
-            unit = units.partition(",")[0]
+            unit = re.split(", | or ", units)[0]
             number = isinstance(text, int | float) and not isinstance(text, bool)
-            hint = f", such as '{text:g} {unit.removesuffix('s') if text == 1 else unit}'" if number else ""
+            amount = text or 1  # nothing at all is refused next
+            hint = f", such as '{amount:g} {unit.removesuffix('s') if amount == 1 else unit}'" if number else ""
             raise ValueError(f"expected an amount with its unit ({units}){hint}")
         if re.search(r"/0+$", match[1]):
             raise ValueError(f"expected an amount that is a number, found '{text}'")

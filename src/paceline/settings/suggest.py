@@ -21,7 +21,7 @@ _ADDRESSES = {
     "schedule.drops": "milestones lr_steps decay_epochs",
     "schedule.factor": "gamma decay_rate",
     "global_batch": "batch batch_size bs train_batch_size global_batch_size total_batch_size",
-    "epochs": "steps max_steps iterations num_epochs max_epochs n_epochs train_epochs",
+    "epochs": "num_epochs max_epochs n_epochs train_epochs",
     "seed": "random_seed rng manual_seed",
     "drop_last": "tail",
     "clip.norm": "clip_grad grad_clip clip_grad_norm max_grad_norm gradient_clip_val",
@@ -89,6 +89,7 @@ _NOTHING = {
     ),
     **{name: f"write on.sinks=[console,csv,log,report,{name}]" for name in ("tensorboard", "wandb", "mlflow")},
     "resume": "write: paceline resume RUN",
+    **dict.fromkeys(("steps", "max_steps", "iterations", "max_iters"), "write epochs='500 steps' for that many steps"),
     **dict.fromkeys(("name", "out", "output", "output_dir", "save_dir", "log_dir", "project"), "write --out FOLDER"),
     **dict.fromkeys(("data_dir", "data_path", "dataset", "root"), "write --data FOLDER"),
 }

@@ -24,6 +24,7 @@ from paceline.machine import Machine, processor_name
 from paceline.planning import Plan
 from paceline.probing import IN_A_STEP, probe_plan, probe_sizes, write_probe
 from paceline.progress import Progress, progress_bar, silent
+from paceline.rendezvous import die_with_parent
 from paceline.training.device_step import device_update
 from paceline.training.graphs import WARM_STEPS
 from paceline.training.probed_blocks import BlockPoint, block_points, probed_blocks
@@ -273,6 +274,7 @@ def _evaluation_peak(session: Session) -> float:
 
 def main() -> None:
     """Take a probe in a process of its own: python -m paceline.training.probe TASK RESULT, both of them files."""
+    die_with_parent()  # a job that was killed leaves nothing on the device
     task, result = map(Path, sys.argv[1:])
     plan, machine = pickle.loads(task.read_bytes())
     with progress_bar() as progress:

@@ -28,6 +28,8 @@ def restore_newest(session: Session) -> None:
             )
             if newest is None:
                 _check_untrained(run)
+            else:
+                _tell_lost(run, newest[0])
         if world.stages > 1:
             newest = world.broadcast_object(newest)  # each stage takes its part
         if world.first or world.stages > 1:
@@ -38,6 +40,14 @@ def restore_newest(session: Session) -> None:
         if world.first:
             checkpoint.clear_leftovers(run.checkpoints)
         broadcast_state(world, state)
+
+
+def _tell_lost(run: Run, step: int) -> None:
+    """Note that checkpoints are gone of which the record tells, and that steps are trained again for that."""
+    told = max((row["step"] for row in run.rows() if row["kind"] == "checkpoint"), default=0)
+    if told > max(checkpoint.saved_steps(run.checkpoints)):
+        text = f"the checkpoint of step {told} is gone, of which the record tells; going on from step {step}"
+        run.note(text, warning=True)
 
 
 def _check_untrained(run: Run) -> None:
