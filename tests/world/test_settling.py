@@ -223,12 +223,18 @@ def test_what_ran_out_where_there_was_less_memory_is_left_behind_by_all(tmp_path
 
 
 def test_others_wait_for_what_the_first_process_takes_to_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_decisions", itertools.repeat(0))  # a process has one of its own
-    monkeypatch.setattr(rendezvous, "_opened", {})
-    decided = dict[int, int]()
+    # Each process has these of its own; both stores must stay, because the first one serves the other.
+    stores, decided, opens = list[object](), dict[int, int](), rendezvous._open_store
+    monkeypatch.setattr(rendezvous, "_decisions", itertools.repeat(0))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         first = Launch(0, 2, 0, 2, "127.0.0.1", free.getsockname()[1], store_is_there=False)
+
+    def opened(*arguments: Any) -> Any:
+        stores.append(opens(*arguments))
+        return stores[-1]
+
+    monkeypatch.setattr(rendezvous, "_open_store", opened)
 
     def slowly(brought: list[int]) -> int:
         time.sleep(2)
