@@ -76,7 +76,7 @@ FAULTS = [
     ),
     (["plan", "model=resnet18", "model.widths=8"], "model: resnet18 has no 'widths'; there is blur, first_projection"),
     (["plan", "optimizer.epochs=3"], "optimizer: sgd has no 'epochs'; did you mean 'epochs'?"),
-    (["plan", "val=0.2"], "'val=0.2': recipe has no 'val'; did you mean 'data.validation'?"),
+    (["plan", "val=0.2"], "'val=0.2': recipe has no 'val'; other kinds have 'data.validation': images"),
     (["plan", "images/resnet18", "data.split=0.2"], "data: images has no 'split'; did you mean 'data.validation'?"),
     (
         ["train", "photos", "class_weights=balanced"],

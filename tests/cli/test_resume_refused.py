@@ -17,6 +17,7 @@ from conftest import SMALL, run_in
 from paceline import checkpoint
 from paceline.errors import UserError
 from paceline.job import stored_job
+from paceline.record import rows_of
 
 UNREADABLE = """
 import builtins, io, os
@@ -135,6 +136,16 @@ def test_a_run_whose_record_tells_of_trained_steps_alone_is_not_started_again(ru
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").mkdir()
     refused(run, "no intact checkpoint is left of this run, which has trained 18 steps")
+
+
+def test_checkpoints_that_are_gone_are_told_where_an_older_one_is_taken(run: Path, trained: Path) -> None:
+    told = max(row["step"] for row in rows_of(run) if row["kind"] == "checkpoint")
+    for step in checkpoint.saved_steps(run / "checkpoints"):
+        if step > 6:
+            shutil.rmtree(place(run, step))
+    continues(run, trained)
+    texts = [row["text"] for row in rows_of(run) if row["kind"] == "note"]
+    assert f"the checkpoint of step {told} is gone, of which the record tells; going on from step 6" in texts
 
 
 def test_a_trained_run_of_damaged_checkpoints_is_not_started_again(run: Path) -> None:

@@ -22,7 +22,9 @@ def test_every_word_of_another_program_leads_to_an_address_that_is_there(word: s
     ("word", "answer"),
     [
         ("warmup_epochs=3", "recipe has no 'warmup_epochs'; did you mean 'schedule.warmup'?"),
-        ("dropout=0.1", "recipe has no 'dropout'; did you mean 'model.dropout'?"),
+        ("dropout=0.1", "recipe has no 'dropout'; other kinds have 'model.dropout': alexnet, "),
+        ("betas=[0.9, 0.99]", "recipe has no 'betas'; other kinds have 'optimizer.betas': adamw, lamb"),
+        ("iterations=100", "recipe has no 'iterations'; write epochs='500 steps' for that many steps"),
         ("data.img_size=64", "did you mean 'data.side'?"),
         ("save_best=true", "did you mean 'on.keep_best'?"),
         ("class_weights=auto", "did you mean 'loss.class_weights'?"),

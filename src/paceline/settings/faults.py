@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from paceline.settings.read import KeyPath, Tree, cut, flow, quoted
 from paceline.settings.schema import addresses, fields, groups, kinds
-from paceline.settings.suggest import instead_of_key, instead_of_value, nearest_kind
+from paceline.settings.suggest import NOTHING, elsewhere, instead_of_key, instead_of_value, nearest_kind
 from paceline.settings.types import Settings
 
 
@@ -36,10 +36,7 @@ def _message(error: Any, tree: Tree, values: dict[str, Any], model: type[Setting
     section = path[:-1] if key_is_wrong else path
     noun = _noun(section, values, model)
     if error["type"] == "extra_forbidden":
-        # A key that another kind has at this very place is not meant to stand elsewhere.
-        other_kind = ".".join(map(str, path)) in addresses(model)
-        everywhere = [] if other_kind else [*addresses(model, values), *addresses(model), *beside]
-        what = _unknown(path, noun, around, everywhere)
+        what = _unknown(path, noun, around, [*addresses(model, values), *beside], model)
     else:
         what = _complaint(error, path, noun, around, choices)
     address = cut(".".join(map(str, section)))
@@ -79,17 +76,29 @@ def _locate(loc: KeyPath, model: type[Settings]) -> tuple[KeyPath, type[Settings
     return path, around, list(choices)
 
 
-def _unknown(path: KeyPath, noun: str, around: type[Settings] | None, everywhere: Sequence[str]) -> str:
+def _unknown(
+    path: KeyPath, noun: str, around: type[Settings] | None, possible: Sequence[str], model: type[Settings]
+) -> str:
+    """What is said of a key that is not there; `possible` are the addresses that these settings can have."""
     section, key = ".".join(map(str, path[:-1])), str(path[-1])
-    if any(address.startswith(f"{key}.") for address in everywhere):
+    if any(address.startswith(f"{key}.") for address in possible):
         return (
             f"{noun} has no {quoted(key)}; put its keys into a file given with --{key} FILE, or write {key}.KEY=VALUE"
         )
+    # A key that another kind has at this very place is not meant to stand elsewhere.
+    other_kind = ".".join(map(str, path)) in addresses(model)
     keys = list(fields(around)) if around else []
-    # What only other kinds have in this section would be refused in its turn.
-    parted = [(address, *address.rpartition(".")[::2]) for address in everywhere]
-    possible = [address for address, start, last in parted if not section or start != section or last in keys]
-    return f"{noun} has no {quoted(key)}{instead_of_key(key, section, keys, possible)}"
+    known = section or key in NOTHING or elsewhere(key, possible)
+    if not known and (theirs := elsewhere(key, addresses(model))):
+        return f"{noun} has no {quoted(key)}; other kinds have '{theirs[0]}': {_kinds_with(model, theirs[0])}"
+    return f"{noun} has no {quoted(key)}{instead_of_key(key, section, keys, [] if other_kind else possible)}"
+
+
+def _kinds_with(model: type[Settings], address: str) -> str:
+    """Some names of the kinds that have a key."""
+    section, _, key = address.partition(".")
+    names = [name for name, kind in kinds(fields(model)[section]).items() if key in fields(kind)]
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
 
 
 def _complaint(error: Any, path: KeyPath, noun: str, around: type[Settings] | None, choices: list[str]) -> str:

@@ -82,7 +82,7 @@ _INSIDE = {
 }
 """The same for keys inside a section."""
 
-_NOTHING = {
+NOTHING = {
     **dict.fromkeys(
         ("sampler", "oversample", "weighted_sampler"),
         "an epoch shows each image once; write loss.class_weights=balanced, so that unequal classes count the same",
@@ -157,8 +157,8 @@ def instead_of_key(word: str, section: str, keys: Sequence[str], addresses: Sequ
     # Who names a section means a key of it; a bare word may belong anywhere.
     exact = foreign or elsewhere(word, addresses)
     better = here or ((near or exact) if section else (exact or near))
-    if not better and word in _NOTHING:
-        return f"; {_NOTHING[word]}"
+    if not better and word in NOTHING:
+        return f"; {NOTHING[word]}"
     meant = better or _similar(word, addresses)
     if meant == [word] and not section:
         return f"; it belongs to the recipe: write {word}=... without 'on.'"
