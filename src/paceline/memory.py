@@ -114,7 +114,7 @@ def room_of(plan: Plan, probe: Probe) -> float:
 
 
 def _runs(plan: Plan) -> bool:
-    """Whether a pipeline takes so many micro-batches."""
+    """Whether a pipeline takes so many micro-batches, and each of its parts has something to train."""
     try:
         check_stages(plan)
     except PlanError:
@@ -140,7 +140,9 @@ def best_that_fits(plan: Plan, asked: Placement, probe: Probe, below: int | None
     if fitting:
         return min(fitting, key=lambda pair: (pair[1].seconds, -pair[0].micro_batch))[0]
     if not demands and below is None:
-        return plan
+        placed = _placed(plan, plan.micro_batch, asked, probe)
+        check_stages(placed)  # which says what is wrong with its parts: the plan was made with this size
+        return placed
     if not demands:
         raise PlanError(f"on.micro_batch={below} did not fit the memory, and no smaller one fits the recipe; {_REMEDY}")
     smallest, needs = min(demands, key=lambda pair: pair[1].peak)
@@ -225,14 +227,15 @@ def _changed(plan: Plan, **placed: Any) -> Plan:
 
 
 def _balanced(plan: Plan, probe: Probe) -> list[str]:
-    """The splits with which no stage takes longer than need be, and each fits its memory if that can be."""
+    """The splits with which no stage takes longer than need be, and each has something to train and fits its memory if
+    that can be."""
     sizes, room = _sizes(plan, probe), room_of(plan, probe)
 
     def fits(begin: int, end: int, part: int) -> bool:
         return plan.parts > plan.stages or _of_stage(plan, probe, sizes, [(begin, end)], part).step <= room
 
     times = [block.forward + block.backward for block in probe.blocks]
-    return balanced(plan.network.blocks, times, plan.parts, fits)
+    return balanced(plan.network.blocks, times, plan.parts, fits, plan.frozen)
 
 
 def _least_recomputed(plan: Plan, probe: Probe) -> tuple[str, ...]:

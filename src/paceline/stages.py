@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
 
 from paceline.errors import PlanError
@@ -99,28 +99,32 @@ def balanced(
     costs: Sequence[float],
     parts: int,
     fits: Callable[[int, int, int], bool] = lambda begin, end, part: True,  # noqa: ARG005
+    frozen: Collection[str] = (),
 ) -> list[str]:
-    """The splits with which the part that costs most costs least, and the others about the same; of those whose parts
-    all fit, if there are any: `fits(begin, end, part)` says whether the blocks from `begin` to before `end` do."""
+    """The splits with which the part that costs most costs least, and the others about the same; if that can be, no
+    part has only `frozen` blocks, and then, if that can be, all parts fit: `fits(begin, end, part)` says whether the
+    blocks from `begin` to before `end` do."""
     sums, count = [0.0, *accumulate(costs)], len(blocks)
+    trained = [0, *accumulate(name not in frozen for name in blocks)]
 
     def with_part(begin: int, end: int, later: int, rest: _Rest) -> _Rest:
         cost = sums[end] - sums[begin]
-        misfits = rest[0] + (not fits(begin, end, parts - 1 - later))
-        return misfits, max(cost, rest[1]), cost**2 + rest[2], [begin, *rest[3]]
+        idle = rest[0] + (trained[begin] == trained[end])
+        misfits = rest[1] + (not fits(begin, end, parts - 1 - later))
+        return idle, misfits, max(cost, rest[2]), cost**2 + rest[3], [begin, *rest[4]]
 
-    # Of the blocks from the i-th on: how many parts of them do not fit, the most that one costs, the squares of all,
-    # where parts begin.
-    best = [with_part(i, count, 0, (0, 0.0, 0.0, [])) for i in range(count)]
+    # Of the blocks from the i-th on: how many parts of them train nothing, how many do not fit, the most that one
+    # costs, the squares of all, where parts begin.
+    best = [with_part(i, count, 0, (0, 0, 0.0, 0.0, [])) for i in range(count)]
     for later in range(1, parts):
         best = [
             min(with_part(i, end, later, best[end]) for end in range(i + 1, count - later + 1))
             for i in range(count - later)
         ]
-    return [blocks[start] for start in best[0][3][1:]]
+    return [blocks[start] for start in best[0][4][1:]]
 
 
-_Rest = tuple[int, float, float, list[int]]
+_Rest = tuple[int, int, float, float, list[int]]
 
 
 def shares_of_stages(costs: Mapping[str, float], parts: Sequence[Sequence[str]], stages: int) -> list[float]:

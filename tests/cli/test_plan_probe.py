@@ -58,6 +58,22 @@ def test_people_get_a_table(paceline: Paceline) -> None:
     assert "runs on this machine" not in done.stdout  # the micro-batch was written
 
 
+@pytest.mark.parametrize(("frozen", "begin"), [("[stem, stage1]", "stage3/unit1"), ("[stem, stage1, stage2]", "head")])
+def test_stages_are_cut_where_each_has_something_to_train(paceline: Paceline, frozen: str, begin: str) -> None:
+    words = (*WORDS, "on.stages=2", f"freeze={frozen}")
+    for flags in ((), ("--probe",), ()):  # counted, probed, and by the probe
+        done = paceline("plan", *words, *flags, "--json")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert (found["splits"] if flags else [found["stages_begin_at"]]) == [begin]
+
+
+def test_stages_of_which_one_trains_nothing_however_they_are_cut_are_refused(paceline: Paceline) -> None:
+    done = paceline("plan", *WORDS, "on.stages=2", "freeze=[stem, stage1, stage2, stage3]", "--probe")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "stage 1 of 2 has only blocks that freeze names" in done.stderr
+
+
 @pytest.mark.parametrize("flags", [("--yaml", "--probe"), ("--rehearse", "0", "--probe"), ("--hosts", "2", "--probe")])
 def test_a_probe_is_no_other_form_of_a_plan(paceline: Paceline, flags: tuple[str, ...]) -> None:
     done = paceline("plan", *flags)

@@ -254,6 +254,38 @@ def test_stages_are_balanced_by_time_only_as_far_as_the_memory_allows() -> None:
     assert demand(tight, probe).peak <= room_of(less, probe)
 
 
+@pytest.mark.parametrize(
+    ("frozen", "words", "splits"),
+    [
+        (("stem", "stage1/unit1"), {"stages": 2}, ["stage3/unit1"]),
+        (("stem", "stage1/unit1", "stage2/unit1"), {"stages": 2}, ["head"]),
+        (("stem",), {"stages": 2, "virtual_stages": 2}, ["stage2/unit1", "stage3/unit1", "head"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("memory", [1000, 5], ids=["free", "tight"])
+def test_balanced_stages_all_have_something_to_train_before_they_fit(
+    frozen: tuple[str, ...], words: dict[str, int], splits: list[str], memory: float
+) -> None:
+    plan = staged_and_frozen(frozen, words, memory)
+    probe = probe_of(plan)
+    slow = [replace(one, forward=1 + 9 * (number == 0)) for number, one in enumerate(probe.blocks)]
+    best = best_that_fits(plan, asked(micro_batch=2, **words), replace(probe, blocks=tuple(slow)))
+    assert best.splits == splits
+
+
+@pytest.mark.parametrize("micro_batch", [2, "auto"])
+def test_stages_with_nothing_to_train_are_refused_where_no_balance_helps(micro_batch: Any) -> None:
+    plan = staged_and_frozen(("stem", "stage1", "stage2", "stage3"), {"stages": 2})
+    with pytest.raises(PlanError, match=r"stage 1 of 2 has only blocks that freeze names .*; write fewer on.stages"):
+        best_that_fits(plan, asked(stages=2, micro_batch=micro_batch), probe_of(plan))
+
+
+def staged_and_frozen(frozen: tuple[str, ...], words: dict[str, int], memory: float = 1000) -> Plan:
+    plan = pipeline(*(f"{key}={value}" for key, value in words.items()), memory=memory)
+    return replace(plan, recipe=plan.recipe.model_copy(update={"freeze": frozen}))
+
+
 def test_a_stage_that_does_not_fit_is_computed_again_and_the_others_are_not() -> None:
     words = ("stages=2", "splits=[stage3]")
     plan = pipeline(*words)

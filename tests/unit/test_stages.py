@@ -11,6 +11,7 @@ from conftest import make_plan
 from paceline.errors import PlanError
 from paceline.launch import Launch
 from paceline.machine import Machine
+from paceline.model.cost import parts_of
 from paceline.planning import Plan
 from paceline.reconcile import make_plan as reconcile
 from paceline.settings.placement import Placement
@@ -107,6 +108,35 @@ def test_of_cuts_whose_parts_all_fit_the_best_balanced_one_is_taken() -> None:
     assert balanced(names, costs, 2) == ["e"]
     assert balanced(names, costs, 2, lambda begin, end, part: part == 0 or end - begin >= 4) == ["c"]
     assert balanced(names, costs, 2, lambda begin, end, part: False) == ["e"]  # none fits anyway
+
+
+def test_no_part_has_only_frozen_blocks_if_that_can_be_whatever_else_fits() -> None:
+    names, costs = "abcdefg", [5, 1, 0, 7, 2, 2, 4]
+    assert balanced(names, costs, 2, frozen="abcde") == ["g"]
+    assert balanced(names, costs, 4, frozen="abc") == ["e", "f", "g"]
+    assert balanced(names, costs, 2, frozen="abd") == ["e"]  # as without: of both parts some train
+    assert balanced(names, costs, 2, lambda begin, end, part: end != 6, "abcde") == ["g"]
+    assert balanced(names, costs, 2, lambda begin, end, part: end < 6 or begin == 5, "abcde") == ["g"]
+    assert balanced(names, costs, 2, frozen="abcdef") == ["e"]  # one of them has nothing to train anyway
+
+
+@pytest.mark.parametrize(
+    ("frozen", "words"),
+    [
+        ("freeze=[stem, stage1/unit1]", ("on.stages=2",)),
+        ("freeze=[stem, stage1, stage2]", ("on.stages=2",)),
+        ("freeze=[stage2, stage3, head]", ("on.stages=2",)),
+        ("freeze=[stem]", ("on.stages=2", "on.virtual_stages=2")),
+        ("freeze=[stem, stage2]", ("on.stages=3",)),
+    ],
+    ids=str,
+)
+def test_the_stages_of_a_plan_all_have_something_to_train(frozen: str, words: tuple[str, ...]) -> None:
+    plan = make_plan(frozen, *words, "on.micro_batch=4")
+    parts = parts_of(plan)
+    assert len(parts) == plan.parts
+    starts = ", ".join(blocks[0] for blocks in parts[1:])
+    assert make_plan(frozen, *words, f"on.splits=[{starts}]", "on.micro_batch=4").splits  # and so is not refused
 
 
 def test_the_shares_of_stages_are_those_of_all_their_parts() -> None:

@@ -61,11 +61,12 @@ def block_costs(recipe: Recipe, facts: DataFacts) -> list[BlockCost]:
 
 
 def parts_of(plan: Plan) -> list[list[str]]:
-    """The names of the blocks of each part: as `on.splits` has them, else with about the same work in each."""
+    """The names of the blocks of each part: as `on.splits` has them, else with about the same work in each, and in none
+    only frozen blocks if that can be."""
     blocks, splits = plan.network.blocks, plan.splits
     if not splits:
         costs = [cost.multiply_adds for cost in block_costs(plan.recipe, plan.facts)]
-        splits = balanced(blocks, costs, plan.parts)
+        splits = balanced(blocks, costs, plan.parts, frozen=plan.frozen)
     return parted(blocks, splits)
 
 
