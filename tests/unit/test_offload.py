@@ -69,7 +69,7 @@ def test_state_on_the_host_changes_no_bit(optimizer: str, dtype: torch.dtype, cl
     assert here.keys() == there.keys()
     for name, values in here.items():
         # On a CPU the kernel of SGD may round the last few numbers of a parameter otherwise.
-        limit = 1e-14 if "sgd" in optimizer else 0
+        limit = 0
         assert torch.allclose(values, there[name], rtol=limit, atol=limit), name
 
 

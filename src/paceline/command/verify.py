@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,7 +150,10 @@ def _job(recipe: Recipe, layout: Layout, precision: str) -> Job:
             "loader_workers": 2,  # trials are processes that may have none of their own
         }
     )
-    return plan_job("verify", recipe, placement, None, Tree(), Tree())
+    job = plan_job("verify", recipe, placement, None, Tree(), Tree())
+    # On a CPU a plan leaves state where it is; here the CPU plays the device, and pieces come and go all the same.
+    settled = job.plan.placement.model_copy(update={"offload": layout.offload})
+    return replace(job, plan=replace(job.plan, placement=settled))
 
 
 @cache
