@@ -12,6 +12,7 @@ from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from paceline import __version__, completing
 from paceline.errors import UserError
+from paceline.starting import interruptible
 from paceline.verbs import Verbs
 from paceline.visible import visible_output
 
@@ -58,10 +59,11 @@ def train(
     replicas: Replicas = None, device: Device = None, time_limit: TimeLimit = None,
 ) -> None:  # fmt: skip
     """Train a recipe, or on a folder of images; else, a demo."""
-    from paceline.command import train as verb
+    with interruptible():
+        from paceline.command import train as verb
 
-    words = [*(settings or []), *time_words(time_limit)]
-    raise typer.Exit(verb.run(recipe, words, data, out, on, replicas, device))
+        words = [*(settings or []), *time_words(time_limit)]
+        raise typer.Exit(verb.run(recipe, words, data, out, on, replicas, device))
 
 
 @app.command(epilog="Example: paceline resume runs/mine on.micro_batch=32")
@@ -70,9 +72,11 @@ def resume(
     time_limit: TimeLimit = None, until: Until = None, out: NewRun = None,
 ) -> None:  # fmt: skip
     """Continue a run from its newest intact checkpoint."""
-    from paceline.command import resume as verb
+    with interruptible():
+        from paceline.command import resume as verb
 
-    raise typer.Exit(verb.run(run, [*(settings or []), *time_words(time_limit)], data, replicas, device, until, out))
+        words = [*(settings or []), *time_words(time_limit)]
+        raise typer.Exit(verb.run(run, words, data, replicas, device, until, out))
 
 
 @app.command(epilog="Example: paceline watch runs/first runs/second")

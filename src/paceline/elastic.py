@@ -11,11 +11,12 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from paceline.errors import INTERRUPTED, Broken
+from paceline.errors import INTERRUPTED, Broken, StoppedEarly
 from paceline.launch import MESSAGES_FOLDER
+from paceline.starting import STOPS, training_begins
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 """Signals that Paceline's own launcher hands on to the replicas."""
@@ -46,10 +47,13 @@ def start_replicas(count: int, module_args: Sequence[str]) -> int:
         with _launching(folder):
             elastic_launch(config, sys.executable)("-P", "-m", *module_args)  # -P: not from the user's folder
         return INTERRUPTED if (folder / "interrupted").exists() else 0
-    except SignalException:
+    except SignalException as fault:
         if (folder / "interrupted").exists():
             return INTERRUPTED
-        raise Broken("stopped by a signal before the replicas could save; what was saved before is whole") from None
+        _end_forgotten(folder)
+        early = fault.sigval in STOPS and not (folder / "training").exists()
+        kind = StoppedEarly if early else Broken
+        raise kind("stopped by a signal before the replicas could save; what was saved before is whole") from None
     except ChildFailedError as fault:
         rank, failure = fault.get_first_failure()
         if failure.exitcode < 0:
@@ -77,12 +81,23 @@ def _launching(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        if (folder / "training").exists():
+            training_begins()
         logging.disable(level)
         os.environ.clear()
         os.environ.update(environment)
         if threading.current_thread() is threading.main_thread():
             for number, action in previous.items():
                 signal.signal(number, action or signal.SIG_DFL)
+
+
+def _end_forgotten(folder: Path) -> None:
+    """End replicas of this launch that torch had started and not yet noted when a signal came (Linux)."""
+    told = f"{MESSAGES_FOLDER}={folder}".encode()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # another user's, or gone
+            if told in environment.read_bytes().split(b"\0"):
+                os.kill(int(environment.parent.name), signal.SIGKILL)
 
 
 class _ReplicaFailed(Broken):

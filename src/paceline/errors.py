@@ -35,6 +35,10 @@ class Broken(UserError):
     status = 1
 
 
+class StoppedEarly(Broken):
+    """A signal of a scheduler came to replicas before they trained."""
+
+
 class RanOut(Broken):
     """A micro-batch took more memory than there is; the run folder remembers it, and the next start takes a smaller
     one."""

@@ -1,19 +1,23 @@
-"""Ctrl-C on a terminal: answered at once, saved, and nothing left of the bar."""
+"""Ctrl-C on a terminal, which leaves nothing of the bar, and signals that come before training begins."""
 
 from __future__ import annotations
 
 import os
 import pty
+import re
+import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
-from processes import newest_step, write_small
+from processes import Training, newest_step, write_small
 
-from conftest import environment
+from conftest import environment, run_in
 from paceline.record import rows_of
+from paceline.starting import STOPS, interruptible
 
 
 @pytest.mark.long
@@ -44,3 +48,59 @@ def test_an_interrupt_at_a_terminal_is_answered_and_saved(tmp_path: Path) -> Non
     assert answer < saved
     assert text.rindex(" left") < text.rindex("\x1b[2K") < saved
     assert rows_of(tmp_path / "run")[-1]["kind"] == "interrupted"
+
+
+BEFORE = "Interrupted before training began; nothing new is saved. Run the same command again to go on.\n"
+each_signal = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+
+
+def has_handler(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has set a handler for a signal."""
+    (caught,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(caught, 16) >> number - 1 & 1)
+
+
+def has_replicas(training: Training) -> bool:
+    """Whether a command has started a process."""
+    return bool(training.replicas())
+
+
+@each_signal
+def test_a_signal_before_training_ends_a_command_as_one_to_run_again(tmp_path: Path, number: signal.Signals) -> None:
+    train = ["train", write_small(tmp_path), "--out", "run"]
+    for words, stage in ((train, "plan"), (train, "torch"), (["resume", "run"], "plan")):  # what is being loaded
+        training = Training(tmp_path, *words)
+        training.wait_until(partial(has_handler, training.process.pid, number), 20)
+        if stage == "torch":
+            training.wait_until((tmp_path / "run/plan.yaml").exists)
+        training.process.send_signal(number)
+        assert training.end() == (75, BEFORE, "")
+    assert rows_of(tmp_path / "run") == []
+    assert Training(tmp_path, *train).end()[0] == 0
+    assert rows_of(tmp_path / "run")[-1]["kind"] == "end"
+
+
+@pytest.mark.long
+@each_signal
+def test_a_signal_before_replicas_train_ends_a_command_as_one_to_run_again(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    words = ["train", write_small(tmp_path), "--out", "run", "--replicas", "2"]
+    for delay in (0.0, 0.5, 1.0):  # after the first replica is there
+        training = Training(tmp_path, *words)
+        training.wait_until(partial(has_replicas, training))
+        time.sleep(delay)
+        training.process.send_signal(number)
+        assert training.end() == (75, BEFORE, "")
+    assert rows_of(tmp_path / "run") == []
+    assert Training(tmp_path, *words).end()[0] == 0
+
+
+def test_signals_are_restored_and_mean_what_they_do_to_any_process_once_a_run_has_trained(tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in STOPS]
+    with interruptible():
+        assert before != [signal.getsignal(number) for number in STOPS]
+    assert before == [signal.getsignal(number) for number in STOPS]
+    program = "import os; from paceline.starting import *; f = interruptible(); f.__enter__(); training_begins(); {}"
+    done = run_in(tmp_path, program=program.format("os.kill(os.getpid(), 15)"))
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, "", "")

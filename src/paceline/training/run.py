@@ -24,6 +24,7 @@ from paceline.settings.placement import SinkName
 from paceline.sink import OpenSink, open_sinks
 from paceline.sink.advice import AdviceSink
 from paceline.stages import part_name, percents
+from paceline.starting import training_begins
 from paceline.training.averaging import average_at_end
 from paceline.training.loop import train
 from paceline.training.reports import run_speed
@@ -55,7 +56,9 @@ def train_run(
             _write_failure(session, fault)
             saved = checkpoint.saved_steps(session.run.checkpoints)
             if isinstance(fault, Broken | ReadFailed) and session.requests.urgent and session.state.step in saved:
-                _tell_launcher(session)  # this replica or another one waited for images and has left, saved
+                _tell_launcher(
+                    session, "interrupted"
+                )  # this replica or another one waited for images and has left, saved
             raise
 
 
@@ -88,6 +91,8 @@ def _train(
         cores=world.all_gather_object(bound_cores()),
         **({"stage_shares": {"of": of, "shares": shares}} if shares else {}),
     )
+    training_begins()
+    _tell_launcher(session, "training")
     if plan.ran_out is not None:
         _tell_once(run, before, plan)
     if parts:
@@ -111,7 +116,7 @@ def _train(
         why = "time limit" if session.requests.out_of_time else "signal"
         run.write("interrupted", step=state.step, time=time.time(), why=why)
     if not done:
-        _tell_launcher(session)
+        _tell_launcher(session, "interrupted")
     return 0 if done else INTERRUPTED
 
 
@@ -125,10 +130,10 @@ def _tell_once(run: Run, before: list[Row], plan: Plan) -> None:
         run.note(text, warning=True)
 
 
-def _tell_launcher(session: Session) -> None:
-    """Let Paceline's own launcher know that this start was interrupted, and is saved."""
+def _tell_launcher(session: Session, what: str) -> None:
+    """Let Paceline's own launcher know that this start is "training", or was "interrupted" and is saved."""
     if session.world.first and MESSAGES_FOLDER in os.environ:
-        Path(os.environ[MESSAGES_FOLDER], "interrupted").touch()
+        Path(os.environ[MESSAGES_FOLDER], what).touch()
 
 
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
