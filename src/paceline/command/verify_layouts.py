@@ -84,7 +84,7 @@ def choose_layouts(recipe: Recipe) -> list[Layout]:
         Layout("ghost norm, accumulated" if n else "accumulated in halves", 1, 2 * piece),
         Layout("2 replicas", 2, piece),
         Layout("3 replicas", 3, piece),
-        Layout("2 replicas, shares on the host", 2, piece, shard="optimizer", offload="optimizer"),
+        Layout("2 replicas, shares on host", 2, piece, shard="optimizer", offload="optimizer"),
         Layout("recomputed", 1, piece, ("all",)),
     ]
     if n is not None:
