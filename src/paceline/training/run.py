@@ -55,10 +55,9 @@ def train_run(
                 raise told from None
             _write_failure(session, fault)
             saved = checkpoint.saved_steps(session.run.checkpoints)
+            # This replica or another one waited for images and has left, saved.
             if isinstance(fault, Broken | ReadFailed) and session.requests.urgent and session.state.step in saved:
-                _tell_launcher(
-                    session, "interrupted"
-                )  # this replica or another one waited for images and has left, saved
+                _tell_launcher(session, "interrupted")
             raise
 
 
