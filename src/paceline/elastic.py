@@ -16,7 +16,7 @@ from pathlib import Path
 
 from paceline.errors import INTERRUPTED, Broken, StoppedEarly
 from paceline.launch import MESSAGES_FOLDER
-from paceline.starting import STOPS, training_begins
+from paceline.starting import EARLY_STOPS, training_begins
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 """Signals that Paceline's own launcher hands on to the replicas."""
@@ -51,7 +51,7 @@ def start_replicas(count: int, module_args: Sequence[str]) -> int:
         if (folder / "interrupted").exists():
             return INTERRUPTED
         _end_forgotten(folder)
-        early = fault.sigval in STOPS and not (folder / "training").exists()
+        early = fault.sigval in EARLY_STOPS and not (folder / "training").exists()
         kind = StoppedEarly if early else Broken
         raise kind("stopped by a signal before the replicas could save; what was saved before is whole") from None
     except ChildFailedError as fault:

@@ -81,9 +81,9 @@ def meet(launch: Launch, timeout: timedelta, facts: dict[str, str], accelerator:
     if differ := [rank for rank in ranks if store.get(f"here/{rank}") != expected]:
         first, other = (json.loads(store.get(f"facts/{rank}")) for rank in (0, differ[0]))
         store.set(f"told/{launch.rank}", "")
-        serves = launch.rank == 0 and not launch.store_is_there
-        with suppress(RuntimeError, dist.DistError):  # the others read this from replica 0, which ends last
-            store.wait([f"told/{rank}" for rank in ranks if serves], _TELLING)
+        if launch.rank == 0 and not launch.store_is_there:
+            with suppress(RuntimeError, dist.DistError):  # the others read this from replica 0, which ends last
+                store.wait([f"told/{rank}" for rank in ranks], _TELLING)
         more = f" (and {len(differ) - 1} more)" if len(differ) > 1 else ""
         raise Broken(
             f"replica {differ[0]} on {other['host']}{more} differs from replica 0 on {first['host']}: "

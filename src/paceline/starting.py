@@ -12,7 +12,7 @@ from types import FrameType
 
 from paceline.errors import INTERRUPTED, StoppedEarly
 
-STOPS = (signal.SIGTERM, signal.SIGUSR1)
+EARLY_STOPS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals that schedulers send before they end a job."""
 _LINE = b"Interrupted before training began; nothing new is saved. Run the same command again to go on.\n"
 _training = threading.Event()
@@ -25,7 +25,7 @@ def interruptible() -> Iterator[None]:
         yield
         return
     _training.clear()
-    previous = {number: signal.signal(number, _on_signal) for number in STOPS}
+    previous = {number: signal.signal(number, _on_signal) for number in EARLY_STOPS}
     try:
         yield
     except StoppedEarly:

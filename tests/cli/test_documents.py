@@ -255,12 +255,14 @@ def test_the_commands_of_a_page_run_one_after_the_other(page: str, trained: Path
         assert shown.output is None or is_shown(masked(shown.output), masked(printed)), f"{shown}\n{printed}"
 
 
-def test_the_program_of_the_measuring_page_reads_a_record(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(home / "work/runs/mine")
+def test_the_program_of_the_measuring_page_reads_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs/mine")
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/measuring.md").read_text(), re.DOTALL)
     exec(program, {})
     assert capsys.readouterr().out == "104.0\n"
-    shutil.rmtree(home / "work/runs")
 
 
 def test_the_pages_of_the_documents_are_recipes_and_placements() -> None:

@@ -252,7 +252,9 @@ def fuzz(seed: str, count: str) -> None:
     ended: Counter[str] = Counter()
     failed = []
     kinds = [kind for kind, (weight, _) in KINDS.items() for _ in range(weight)]
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as around:  # where a word names the folder above, all is small there, too
+        place = f"{around}/here"
+        Path(place).mkdir()
         os.chdir(place)
         os.environ["PACELINE_CACHE"] = place + "/cache"
         prepare()

@@ -17,7 +17,7 @@ from processes import Training, newest_step, write_small
 
 from conftest import environment, run_in
 from paceline.record import rows_of
-from paceline.starting import STOPS, interruptible
+from paceline.starting import EARLY_STOPS, interruptible
 
 
 @pytest.mark.long
@@ -97,10 +97,10 @@ def test_a_signal_before_replicas_train_ends_a_command_as_one_to_run_again(
 
 
 def test_signals_are_restored_and_mean_what_they_do_to_any_process_once_a_run_has_trained(tmp_path: Path) -> None:
-    before = [signal.getsignal(number) for number in STOPS]
+    before = [signal.getsignal(number) for number in EARLY_STOPS]
     with interruptible():
-        assert before != [signal.getsignal(number) for number in STOPS]
-    assert before == [signal.getsignal(number) for number in STOPS]
+        assert before != [signal.getsignal(number) for number in EARLY_STOPS]
+    assert before == [signal.getsignal(number) for number in EARLY_STOPS]
     program = "import os; from paceline.starting import *; f = interruptible(); f.__enter__(); training_begins(); {}"
     done = run_in(tmp_path, program=program.format("os.kill(os.getpid(), 15)"))
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, "", "")
