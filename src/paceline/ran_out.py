@@ -33,7 +33,7 @@ def remember(folder: Path, plan: Plan) -> None:
     """Remember that the plan's micro-batch took more memory than there is."""
     before, entry = _entries(folder), {**_kind(plan), "memory": plan.placement.memory, "micro_batch": plan.micro_batch}
     if plan.processes == 1 and entry in before:  # several processes may run out of memory side by side
-        raise Broken(f"{folder / RAN_OUT} knows of it, and yet it was tried again; write on.micro_batch")
+        raise Broken(f"{folder / RAN_OUT} knows of it, and yet it was tried again; write a smaller one yourself")
     with disk_faults(Broken, folder / RAN_OUT, "cannot be written"):
         write_whole(folder / RAN_OUT, json.dumps([*before, entry], indent=1))
 

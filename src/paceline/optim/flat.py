@@ -15,9 +15,8 @@ BLOCK = 64
 """Each parameter starts at a multiple of this many numbers, because convolutions are slow on unaligned weights; factors
 of single parameters are multiplied block by block."""
 SPAN = 16
-"""Norms are computed from those of so many numbers each. CUDA adds up the rows of a matrix in an order that depends on
-how many there are, but not rows as short as these; and with four to a block the norms of each parameter are aligned, on
-which the order of their sum depends. So a norm has the same bits whatever lies beside its parameter."""
+"""Norms are computed from those of so many numbers each, four to a block, so that those of each parameter are aligned.
+From norms of whole blocks, CUDA gave other last bits where other parameters lay beside it."""
 
 
 @dataclass(frozen=True)

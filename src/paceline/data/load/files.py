@@ -41,6 +41,7 @@ CHUNK = 8
 """Images that one worker decodes at a time: few enough that a micro-batch keeps every worker busy."""
 IMAGES_AHEAD = 2048
 """About how many images are decoded before they are needed, where a step is small."""
+
 Opens = Callable[[], tuple[ImageFiles, ImageFiles]]
 """Opens the training and the validation images; worker processes call it again."""
 Share = Callable[[Cache], Cache]
