@@ -193,7 +193,7 @@ def infer_peer(network: Any, case: Case, steps: int) -> dict[str, Any]:
 
     network.eval()
 
-    @torch.compile(mode="reduce-overhead")
+    @torch.compile(mode="reduce-overhead", dynamic=False)
     def scores_of(images: Any) -> Any:
         with torch.autocast("cuda", torch.bfloat16):
             return network(normalized(images))
