@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +15,7 @@ from paceline.model.layers import MakeNorm
 from paceline.model.norm import SharedStatistics, Statistics
 from paceline.model.resnet import ResidualShape, ResidualUnit, Stem
 from paceline.settings.recipe import BatchNorm
+from replicas_made import Circle, in_threads
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -67,6 +70,24 @@ def passes(
     inputs: Sequence[Any] = [*([] if images else [x]), *module.parameters()]
     first, *rest = torch.autograd.grad(y, inputs, same_numbers(y) if dy is None else dy)
     return [y.detach(), statistics.collect().clone(), first if images else first * (x > 0), *rest]
+
+
+def passes_of_replicas(
+    module: M, form: Callable[[M, Tensor, Batch], Tensor], x: Tensor, dy: Tensor, count: int = 2
+) -> list[Tensor]:
+    """The same of replicas that share one norm group and the images: put together, or added up."""
+    circle, results = Circle(count), [list[Tensor]() for _ in range(count)]
+    modules = [deepcopy(module) for _ in range(count)]
+
+    def work(replica: int) -> None:
+        own = modules[replica]
+        own_x, own_dy = (t.chunk(count)[replica].contiguous(memory_format=torch.channels_last) for t in (x, dy))
+        results[replica] = passes(own, partial(form, own), own_x, 1, circle.seat(replica), own_dy)
+
+    in_threads(count, work)
+    y, statistics, dx, *rest = zip(*results, strict=True)
+    sums = [torch.stack(each).sum(0) for each in (statistics, *rest)]
+    return [torch.cat(y), sums[0], torch.cat(dx), *sums[1:]]
 
 
 def distance(ours: Tensor, exact: Tensor) -> float:

@@ -14,9 +14,10 @@ from conftest import make_plan, make_session
 from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError
 from paceline.model.build import build_network
-from paceline.model.forms import BOTTLENECK, NORMS, PLAIN, RELU, SQUEEZE, STEM, StepWeights, fuse
+from paceline.model.forms import BOTH, BOTTLENECK, EXPANSION, NORMS, PLAIN, RELU, SQUEEZE, STEM, StepWeights, fuse
 from paceline.model.kernels import bottleneck
 from paceline.model.kernels.bottleneck import compute_weight
+from paceline.model.layers import ConvNorm
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
 from paceline.model.resnet import ResidualUnit, Stem
@@ -43,8 +44,6 @@ def planned(model: str, *words: str) -> tuple[Plan, Network]:
         ("resnet50", STEM, BOTTLENECK),
         ("resnext50", STEM, BOTTLENECK),
         ("resnet18", STEM, NORMS),
-        ("efficientnet-b0", NORMS, SQUEEZE),
-        ("efficientnet-lite0", NORMS, NORMS),
     ],
 )
 def test_each_block_takes_the_fused_form_that_it_can_have(model: str, stem: str, units: str) -> None:
@@ -58,6 +57,26 @@ def test_each_block_takes_the_fused_form_that_it_can_have(model: str, stem: str,
     assert all(norm.fused for norm in network.modules() if isinstance(norm, BatchNormAct))
     assert {unit.fused for unit in network if isinstance(unit, ResidualUnit)} <= {units == BOTTLENECK}
     assert [each.fused for each in network if isinstance(each, Stem)] in ([], [torch.float32 if stem == STEM else None])
+
+
+@pytest.mark.parametrize(
+    ("model", "first", "widening", "widest"),
+    [
+        ("efficientnet-b0", SQUEEZE, BOTH, SQUEEZE),
+        ("efficientnet-lite0", NORMS, EXPANSION, NORMS),
+        ("mobilenet-v2", NORMS, EXPANSION, NORMS),
+    ],
+)
+def test_units_widen_in_the_fused_form_unless_they_are_wide_already(
+    model: str, first: str, widening: str, widest: str
+) -> None:
+    plan, network = planned(model, FUSED)
+    forms = fuse(network, plan)
+    units = [form for name, form in forms.items() if name.startswith("stage")]
+    assert (units[0], units[1], units[-1]) == (first, widening, widest)
+    for layer in [module for module in network.modules() if isinstance(module, ConvNorm)]:
+        narrow = layer.conv.kernel_size == (1, 1) and layer.conv.in_channels <= 128
+        assert layer.expands is narrow
 
 
 def test_only_the_strided_units_of_version_1_keep_their_products_apart() -> None:
@@ -175,8 +194,9 @@ def test_two_steps_with_fused_blocks_are_the_plain_ones(
         ("resnet10", "stem", 32, STEM),
         ("{name: vgg11, head: mean}", "stage1/conv1", 32, RELU),
         ("googlenet", "inception3b", 32, NORMS),
-        pytest.param("efficientnet-cifar", "stage2/unit1", 32, SQUEEZE, marks=pytest.mark.long),
+        pytest.param("efficientnet-cifar", "stage2/unit1", 32, BOTH, marks=pytest.mark.long),
         ("mobilenet-v3-small", "stage1/unit1", 32, SQUEEZE),
+        ("mobilenet-v3-small", "stage2/unit1", 32, EXPANSION),
         pytest.param("{name: inception-v3, auxiliary: 0}", "mixed5b", 75, NORMS, marks=pytest.mark.long),
     ],
 )

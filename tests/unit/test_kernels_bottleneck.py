@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from copy import deepcopy
 
 import pytest
 import torch
 from torch import Tensor
 
-from bottleneck_cases import NORM, assert_equal_to_rounding, distance, make_unit, passes, pictures, same_numbers
+from bottleneck_cases import (
+    NORM,
+    assert_equal_to_rounding,
+    distance,
+    make_unit,
+    passes,
+    passes_of_replicas,
+    pictures,
+    same_numbers,
+)
 from paceline.model.batch import Batch
 from paceline.model.kernels import gram
 from paceline.model.kernels.bottleneck import can_fuse, compute_weight, fused_bottleneck, pays
@@ -19,7 +27,6 @@ from paceline.model.network import Network, recomputing
 from paceline.model.norm import Statistics
 from paceline.model.resnet import ResidualShape, ResidualUnit
 from paceline.settings.recipe import GroupNorm, NoNorm
-from replicas_made import Circle, in_threads
 
 
 def both_forms(unit: ResidualUnit, x: Tensor, groups: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -143,25 +150,10 @@ def test_two_backward_passes_give_the_same_gradients() -> None:
 def test_replicas_that_share_a_group_have_the_numbers_of_one_group_over_all_images(
     inputs: int, width: int, stride: int
 ) -> None:
-    count, unit, x = 2, make_unit(inputs, width, stride), pictures(4, inputs, 6)
+    unit, x = make_unit(inputs, width, stride), pictures(4, inputs, 6)
     x[:2] += (x[:2] > 0) * 0.5  # replicas whose means differ
     whole = passes(unit, unit, x)
-    dy = same_numbers(whole[0])
-    circle, results = Circle(count), [list[Tensor]() for _ in range(count)]
-    units = [deepcopy(unit) for _ in range(count)]
-
-    def work(replica: int) -> None:
-        own = units[replica]
-        parts = (t.chunk(count)[replica].contiguous(memory_format=torch.channels_last) for t in (x, dy))
-        own_x, own_dy = parts
-        results[replica] = passes(
-            own, lambda x, batch: fused_bottleneck(own, x, batch), own_x, 1, circle.seat(replica), own_dy
-        )
-
-    in_threads(count, work)
-    y, statistics, dx, *rest = zip(*results, strict=True)
-    sums = [torch.stack(each).sum(0) for each in (statistics, *rest)]
-    assert_equal_to_rounding([torch.cat(y), sums[0], torch.cat(dx), *sums[1:]], whole)
+    assert_equal_to_rounding(passes_of_replicas(unit, fused_bottleneck, x, same_numbers(whole[0])), whole)
 
 
 def test_units_that_are_computed_again_have_the_same_gradients(masked: Counted) -> None:

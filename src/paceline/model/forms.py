@@ -10,7 +10,7 @@ from torch import nn
 from paceline.model.alexnet import Convolution
 from paceline.model.kernels.bottleneck import can_fuse
 from paceline.model.kernels.stem import can_fuse_stem
-from paceline.model.layers import MaxPool, MeanPool
+from paceline.model.layers import ConvNorm, MaxPool, MeanPool
 from paceline.model.mobile import InvertedUnit
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
@@ -21,6 +21,7 @@ from paceline.planning import Plan
 CAPABILITY = (8, 0)
 """Older devices have no tensor cores for bfloat16."""
 BOTTLENECK, STEM, SQUEEZE = "fused bottleneck", "fused stem", "fused squeeze-and-excite"
+EXPANSION, BOTH = "fused expansion", "fused expansion and squeeze-and-excite"
 NORMS, RELU, PLAIN = "fused norms", "fused ReLU", "plain"
 ONE_KERNEL = (BatchNormAct, Convolution, MaxPool, MeanPool)
 """Layers with a fused form of their own, whatever block they stand in."""
@@ -40,12 +41,17 @@ def fuse(network: Network, plan: Plan) -> dict[str, str]:
         for module in fused:
             module.fused = True
         forms[name] = _name(fused)
+        expanding = [module for module in block.modules() if isinstance(module, ConvNorm) and module.can_expand()]
+        if products and expanding:
+            for layer in expanding:
+                layer.expands = True
+            forms[name] = EXPANSION
         if products and isinstance(block, ResidualUnit) and can_fuse(block):
             block.fused = True
             forms[name] = BOTTLENECK
         elif isinstance(block, InvertedUnit) and block.can_fuse_squeeze():
             block.fused = True
-            forms[name] = SQUEEZE
+            forms[name] = BOTH if forms[name] == EXPANSION else SQUEEZE
         elif products and isinstance(block, Stem) and can_fuse_stem(block):
             block.fused = compute_dtype(plan)
             forms[name] = STEM
@@ -65,6 +71,7 @@ class StepWeights:
     def __init__(self, network: Network, dtype: torch.dtype) -> None:
         units = [module for module in network.modules() if isinstance(module, ResidualUnit) and module.fused]
         layers = [layer for unit in units for layer in unit.modules() if isinstance(layer, nn.Conv2d)]
+        layers += [module.conv for module in network.modules() if isinstance(module, ConvNorm) and module.expands]
         self._layers = [layer for layer in layers if layer.weight.dtype != dtype]
         self._copies = [torch.empty_like(layer.weight, dtype=dtype, requires_grad=False) for layer in self._layers]
         for layer, copy in zip(self._layers, self._copies, strict=True):

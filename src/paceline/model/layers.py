@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from paceline.model.batch import Batch, Layer
 from paceline.model.dropout import Dropout
+from paceline.model.kernels.expansion import can_expand, expansion_pays, fused_expansion
 from paceline.model.kernels.folded import folded_product, is_product
 from paceline.model.kernels.pooling import LARGEST, fused_max_pool, mean_pool
 from paceline.model.kernels.windows import Window
@@ -87,12 +88,22 @@ def conv_norm(
 class ConvNorm(Layer):
     """A convolution without bias, a norm and an activation."""
 
+    expands: bool = False
+    """Whether a training pass takes the fused form of a convolution that widens, where norm groups have rows enough."""
+
     def __init__(self, convolution: nn.Conv2d, make_norm: MakeNorm, activation: Activation | None = "relu") -> None:
         super().__init__()
         self.conv = convolution
         self.norm = make_norm(convolution.out_channels, activation)
 
+    def can_expand(self) -> bool:
+        """Whether convolution and norm have that fused form."""
+        return can_expand(self.conv, self.norm)
+
     def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
+        if self.expands and batch is not None and expansion_pays(x, len(batch.statistics)):
+            assert isinstance(self.norm, BatchNormAct)
+            return fused_expansion(self.conv, self.norm, x, batch)
         return conv_norm(self.conv, self.norm, x, batch)
 
 

@@ -125,7 +125,7 @@ class _Bottleneck(torch.autograd.Function):
     @staticmethod
     def _forward(ctx: Any, x: Tensor, site: Site) -> Tensor:
         unit, groups = site.unit, len(site.batch.statistics)
-        kernels = _kernels(x)
+        kernels = gram_for(x)
         x = x.contiguous(memory_format=torch.channels_last)
         narrow, norm1, norm2, picture = _narrow_forward(unit, as_rows(x, groups), x.shape, site.batch)
         n2, scatter = kernels.relu_scatter(narrow.a2, norm2.scale, norm2.shift)
@@ -146,7 +146,7 @@ class _Bottleneck(torch.autograd.Function):
         site: Site = ctx.site
         unit, saved = site.unit, ctx.saved_tensors
         out, narrow, norm1, norm2 = saved[0], Narrow(*saved[1:5]), Normed(*saved[5:9]), Normed(*saved[9:13])
-        kernels, ops = _kernels(out), rows_for(out)
+        kernels, ops = gram_for(out), rows_for(out)
         dy = gradients[0].contiguous(memory_format=torch.channels_last)
         d, sums = as_rows(dy, len(out)), site.after.take(dy)
         if sums is None:
@@ -165,7 +165,7 @@ class _Bottleneck(torch.autograd.Function):
         if unit.projects:
             wide4, norm4 = Widened(*saved[21:25]), Normed(*saved[25:29])
             *g4, back4 = _widened_backward(unit.projection, unit.projection_norm, wide4, norm4, d, sums)
-            last = [_like(unit.projection.weight, back4.weight), *g4]
+            last = [like_parameter(unit.projection.weight, back4.weight), *g4]
             if ctx.needs_input_grad[0]:
                 added = kernels.input_gradient(d, wide4.a, back4)
         dx = None
@@ -176,15 +176,15 @@ class _Bottleneck(torch.autograd.Function):
             if site.before is not None:
                 site.before.leave(dx, dx_sums)
         weights = (
-            _like(layer.weight, d_weight)
+            like_parameter(layer.weight, d_weight)
             for layer, d_weight in ((unit.conv1, d_w1), (unit.conv2, d_w2), (unit.conv3, back3.weight))
         )
         by_layer = [[weight, *g] for weight, g in zip(weights, (g1, g2, g3), strict=True)]
         return dx, None, *(t for layer in by_layer for t in layer), *last
 
 
-def _kernels(x: Tensor) -> ModuleType:
-    """The products' operations for the device of a tensor."""
+def gram_for(x: Tensor) -> ModuleType:
+    """The operations of gram.py for the device of a tensor."""
     if not x.is_cuda or x.dtype == torch.float64:
         return gram
     from paceline.model.kernels import gram_triton  # noqa: PLC0415 - Triton comes with torch for CUDA only
@@ -206,7 +206,7 @@ def _over_groups(products: Tensor) -> Tensor:
     return products[0] if len(products) == 1 else products.sum(0)
 
 
-def _like(parameter: Tensor, gradient: Tensor) -> Tensor:
+def like_parameter(parameter: Tensor, gradient: Tensor) -> Tensor:
     """A gradient as its parameter is: in shape, and in the type in which gradients add up."""
     dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
     return gradient.view(parameter.shape).to(dtype)
@@ -234,7 +234,7 @@ def _output(
     unit: ResidualUnit, narrow: Narrow, n2: Tensor, norm3: Normed, wide4: Widened | None, norm4: Normed | None
 ) -> Tensor:
     """What the unit gives: the widening product and its norm, plus the shortcut or its projection and norm, ReLU."""
-    kernels, weight3 = _kernels(n2), compute_weight(unit.conv3, n2.dtype).flatten(1)
+    kernels, weight3 = gram_for(n2), compute_weight(unit.conv3, n2.dtype).flatten(1)
     out: Tensor
     if wide4 is not None and norm4 is not None:
         weight4 = compute_weight(unit.projection, n2.dtype).flatten(1)
@@ -249,7 +249,7 @@ def _narrow_forward(
     unit: ResidualUnit, x: Tensor, shape: torch.Size, batch: Batch
 ) -> tuple[Narrow, Normed, Normed, Tensor]:
     """conv1, norm1, ReLU and conv2, with the norm behind that; the picture that conv2 gives comes last."""
-    kernels, ops = _kernels(x), rows_for(x)
+    kernels, ops = gram_for(x), rows_for(x)
     a1, moments = kernels.product_moments(x, compute_weight(unit.conv1, x.dtype).flatten(1))
     norm1 = _normed(unit.norm1, moments, x.shape[1], batch)
     n1 = ops.scale_shift(a1, norm1.scale, norm1.shift, "relu")
@@ -262,7 +262,7 @@ def _narrow_forward(
 
 def _widen(layer: nn.Conv2d, norm: NormAct, a: Tensor, scatter: Scatter, batch: Batch) -> tuple[Widened, Normed]:
     """The norm of a widening product of rows with this scatter."""
-    kernels = _kernels(a)
+    kernels = gram_for(a)
     weight = compute_weight(layer, a.dtype).flatten(1)
     moments, weight_scatter = kernels.widened_moments(weight, scatter, a.shape[1])
     return Widened(a, *scatter, weight_scatter), _normed(norm, moments, a.shape[1], batch)
@@ -273,7 +273,7 @@ def _widened_backward(
 ) -> tuple[Tensor, Tensor, WidenedGradient]:
     """The gradients of a norm's weight and bias and of the widening product before it, by that behind the norm."""
     assert isinstance(norm, BatchNormAct)
-    kernels = _kernels(d)
+    kernels = gram_for(d)
     gradients: tuple[Tensor, Tensor, WidenedGradient] = kernels.widened_gradient(
         kernels.weight_product(d, widened.a), sums, compute_weight(layer, d.dtype).flatten(1),
         Scatter(widened.mean, widened.matrix), widened.weight_scatter, normed, d.shape[1], norm.shared,

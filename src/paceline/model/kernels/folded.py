@@ -50,14 +50,14 @@ def folded_product(
     across, down = layer.stride
     picked = x[:, :, ::across, ::down].to(layer.weight.dtype)
     weight, shape = layer.weight.flatten(1), picked.shape
-    a, beside = as_rows(picked, 1)[0], None if shortcut is None else as_rows(shortcut, 1)[0]
+    a, beside = as_rows(picked, 1), None if shortcut is None else as_rows(shortcut, 1)
     if not x.is_cuda:
         return as_images(product.product_act(a, weight, *folded, beside), shape)
     from paceline.model.kernels import product_triton  # noqa: PLC0415 - Triton comes with torch for CUDA only
 
     ways = [
         lambda tile=tile: as_images(product_triton.product_act(a, weight, *folded, beside, tile), shape)
-        for tile in product_triton.suitable_tiles(len(a), len(weight))
+        for tile in product_triton.suitable_tiles(a.shape[1], len(weight))
     ]
     apart = lambda: norm(layer(x), None, shortcut)  # noqa: E731 - one of several
     case = (

@@ -19,7 +19,7 @@ def part_rows(p, parts, tiles, rows, BM: tl.constexpr):
 
 
 @triton.jit
-def _tile_rows(x, group, t, rows, width: tl.constexpr, BM: tl.constexpr):
+def tile_rows(x, group, t, rows, width: tl.constexpr, BM: tl.constexpr):
     """Where tile t of a group's rows begins: offsets inside a tile then fit 32 bits."""
     return x + (group.to(tl.int64) * rows + t * BM) * width
 
@@ -69,10 +69,10 @@ def product_moments_program(
     for t in range(p, tiles, P):
         inside = tl.arange(0, BM) < rows - t * BM
         acc = tl.zeros([BM, BN], tl.float32)
-        acc = _dot_rows(acc, _tile_rows(x, group, t, rows, K, BM), w, inside, cols, K, BM, BK, EVEN)
+        acc = _dot_rows(acc, tile_rows(x, group, t, rows, K, BM), w, inside, cols, K, BM, BK, EVEN)
         o = acc.to(y.dtype.element_ty)
         f = o.to(tl.float32)
-        to = _tile_rows(y, group, t, rows, N, BM) + tl.arange(0, BM)[:, None] * N + cols[None, :]
+        to = tile_rows(y, group, t, rows, N, BM) + tl.arange(0, BM)[:, None] * N + cols[None, :]
         if EVEN:
             tl.store(to, o)
         else:
@@ -123,38 +123,46 @@ def combine_moments_program(
 
 @triton.jit(do_not_specialize=["rows", "tiles", "P"])
 def scatter_program(
-    x, y, scale, shift, parts, matrices, rows, tiles, P, C: tl.constexpr, BM: tl.constexpr, APPLY: tl.constexpr
-):
-    """Around the program's pivots, the sums of rows and of their products; with APPLY of relu(x scale + shift)."""
+    x, y, scale, shift, parts, matrices, rows, tiles, P,
+    C: tl.constexpr, CP: tl.constexpr, BM: tl.constexpr, APPLY: tl.constexpr,
+):  # fmt: skip
+    """Around the program's pivots, the sums of rows and of their products; with APPLY of relu(x scale + shift).
+
+    CP is the number of channels, or the power of two above it.
+    """
     pid = tl.program_id(0)
     p = pid % P
     group = pid // P
-    c = tl.arange(0, C)
-    pivot = tl.zeros([C], tl.float32)
-    s = tl.zeros([C], tl.float32)
-    acc = tl.zeros([C, C], tl.float32)
+    c = tl.arange(0, CP)
+    own = c < C
+    pivot = tl.zeros([CP], tl.float32)
+    s = tl.zeros([CP], tl.float32)
+    acc = tl.zeros([CP, CP], tl.float32)
     if APPLY:
-        a = tl.load(scale + group * C + c)
-        b = tl.load(shift + group * C + c)
+        a = tl.load(scale + group * C + c, mask=own, other=0.0)
+        b = tl.load(shift + group * C + c, mask=own, other=0.0)
     for t in range(p, tiles, P):
-        inside = tl.arange(0, BM) < rows - t * BM
+        inside = (tl.arange(0, BM) < rows - t * BM)[:, None]
+        if C < CP:
+            inside = inside & own[None, :]
         off = tl.arange(0, BM)[:, None] * C + c[None, :]
-        v = tl.load(_tile_rows(x, group, t, rows, C, BM) + off, mask=inside[:, None], other=0.0)
+        v = tl.load(tile_rows(x, group, t, rows, C, BM) + off, mask=inside, other=0.0)
         f = v.to(tl.float32)
         if APPLY:
             v = tl.maximum(f * a[None, :] + b[None, :], 0.0).to(y.dtype.element_ty)
-            tl.store(_tile_rows(y, group, t, rows, C, BM) + off, v, mask=inside[:, None])
-            f = tl.where(inside[:, None], v.to(tl.float32), 0.0)
+            tl.store(tile_rows(y, group, t, rows, C, BM) + off, v, mask=inside)
+            f = tl.where(inside, v.to(tl.float32), 0.0)
         if t == p:
             pivot = (tl.sum(f, 0) / tl.minimum(BM, rows - t * BM)).to(v.dtype).to(tl.float32)
-        around = tl.where(inside[:, None], f - pivot[None, :], 0.0).to(v.dtype)
+        around = tl.where(inside, f - pivot[None, :], 0.0).to(v.dtype)
         s += tl.sum(around.to(tl.float32), 0)
         acc = tl.dot(tl.trans(around), around, acc)
-    tl.store(matrices + (group * P + p) * C * C + c[:, None] * C + c[None, :], acc)
+    at = matrices + (group * P + p).to(tl.int64) * C * C + c[:, None] * C + c[None, :]
+    tl.store(at, acc, mask=own[:, None] & own[None, :])
     part = parts + (group * P + p) * 3 * C + c
-    tl.store(part, pivot)
-    tl.store(part + C, s)
-    tl.store(part + 2 * C, s)
+    tl.store(part, pivot, mask=own)
+    tl.store(part + C, s, mask=own)
+    tl.store(part + 2 * C, s, mask=own)
 
 
 @triton.jit(do_not_specialize=["rows", "tiles", "P"])
@@ -198,16 +206,16 @@ def product_norm_program(
     inside = tl.arange(0, BM) < rows - t * BM
     off = tl.arange(0, BM)[:, None] * N + cols[None, :]
     if K2 == 0:  # under way while the product is computed
-        beside = tl.load(_tile_rows(x, group, t, rows, N, BM) + off, mask=inside[:, None], other=0.0)
+        beside = tl.load(tile_rows(x, group, t, rows, N, BM) + off, mask=inside[:, None], other=0.0)
     acc = tl.zeros([BM, BN], tl.float32)
-    acc = _dot_rows(acc, _tile_rows(a, group, t, rows, K, BM), w, inside, cols, K, BM, BK, EVEN)
+    acc = _dot_rows(acc, tile_rows(a, group, t, rows, K, BM), w, inside, cols, K, BM, BK, EVEN)
     acc = acc * tl.load(scale + group * N + cols)[None, :] + tl.load(shift + group * N + cols)[None, :]
     if K2 > 0:
-        x = _tile_rows(x, group, t, rows, K2, BM)
+        x = tile_rows(x, group, t, rows, K2, BM)
         acc = _dot_rows(acc, x, v + group * N * K2, inside, cols, K2, BM, BK, EVEN)
     else:
         acc += beside.to(tl.float32)
-    to = _tile_rows(y, group, t, rows, N, BM) + off
+    to = tile_rows(y, group, t, rows, N, BM) + off
     tl.store(to, tl.maximum(acc, 0.0).to(y.dtype.element_ty), mask=inside[:, None])
 
 
@@ -241,8 +249,8 @@ def input_gradient_program(
     for t in range(p, tiles, P):
         inside = tl.arange(0, BM) < rows - t * BM
         off = tl.arange(0, BM)[:, None] * N + cols[None, :]
-        a_tile = _tile_rows(a, group, t, rows, N, BM)
-        d_tile = _tile_rows(d, group, t, rows, K, BM)
+        a_tile = tile_rows(a, group, t, rows, N, BM)
+        d_tile = tile_rows(d, group, t, rows, K, BM)
         acc = tl.zeros([BM, BN], tl.float32)
         acc = _dot_columns(acc, d_tile, w + group * K * N, inside, cols, K, N, BM, BK, EVEN)
         acc = _dot_columns(acc, a_tile, qm + group * N * N, inside, cols, N, N, BM, BK, EVEN)
@@ -252,11 +260,11 @@ def input_gradient_program(
             o = tl.where(positive, acc, 0.0).to(z.dtype.element_ty)
             f = o.to(tl.float32)
             s += tl.sum(f, 0)
-            before = tl.load(_tile_rows(x, group, t, rows, N, BM) + off, mask=inside[:, None], other=0.0)
+            before = tl.load(tile_rows(x, group, t, rows, N, BM) + off, mask=inside[:, None], other=0.0)
             q += tl.sum(f * before.to(tl.float32), 0)
         else:
             o = acc.to(z.dtype.element_ty)
-        tl.store(_tile_rows(z, group, t, rows, N, BM) + off, o, mask=inside[:, None])
+        tl.store(tile_rows(z, group, t, rows, N, BM) + off, o, mask=inside[:, None])
     if MASKED:
         part = parts + (group * P + p) * 2 * N + cols
         tl.store(part, s)
@@ -279,7 +287,7 @@ def input_gradient_added_program(
         inside = tl.arange(0, BM) < rows - t * BM
         off = tl.arange(0, BM)[:, None] * N + cols[None, :]
         # Under way while the product is computed.
-        before = tl.load(_tile_rows(x, group, t, rows, N, BM) + off, mask=inside[:, None], other=0.0)
+        before = tl.load(tile_rows(x, group, t, rows, N, BM) + off, mask=inside[:, None], other=0.0)
         if STRIDED:
             half = (side + 1) // 2
             at = group * rows + t * BM + tl.arange(0, BM)
@@ -289,10 +297,10 @@ def input_gradient_added_program(
             source = ((at // (side * side) * half + row // 2) * half + column // 2).to(tl.int64)
             more = tl.load(added + source[:, None] * N + cols[None, :], mask=there[:, None], other=0.0)
         else:
-            more = tl.load(_tile_rows(added, group, t, rows, N, BM) + off, mask=inside[:, None], other=0.0)
+            more = tl.load(tile_rows(added, group, t, rows, N, BM) + off, mask=inside[:, None], other=0.0)
         acc = tl.zeros([BM, BN], tl.float32)
-        acc = _dot_columns(acc, _tile_rows(d, group, t, rows, K, BM), w, inside, cols, K, N, BM, BK, EVEN)
+        acc = _dot_columns(acc, tile_rows(d, group, t, rows, K, BM), w, inside, cols, K, N, BM, BK, EVEN)
         o = tl.where(before > 0, acc + more.to(tl.float32), 0.0).to(z.dtype.element_ty)
-        tl.store(_tile_rows(z, group, t, rows, N, BM) + off, o, mask=inside[:, None])
+        tl.store(tile_rows(z, group, t, rows, N, BM) + off, o, mask=inside[:, None])
         s += tl.sum(o.to(tl.float32), 0)
     tl.store(parts + (group * P + p) * N + cols, s)

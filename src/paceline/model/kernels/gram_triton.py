@@ -35,7 +35,7 @@ ELEMENTS = 32
 
 def masked(dy: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient before a ReLU whose output is `out`, and its sums over the rows of each group."""
-    unused = _floats(dy, len(dy), dy.shape[2])
+    unused = floats(dy, len(dy), dy.shape[2])
     sums, _, d = rows_triton.gradient_sums(dy, out, unused, unused, "relu", out=out)
     assert d is not None
     return d, sums.float()
@@ -46,13 +46,13 @@ def product_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Moments]:
     (groups, rows, k), n = x.shape, len(weight)
     t = _tile(x, "product_moments", n, k)
     tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
-    parts = _parts(groups * blocks, tiles)
-    y, sums = x.new_empty(groups, rows, n), _floats(x, groups, parts, 3, n)
+    parts = part_count(groups * blocks, tiles)
+    y, sums = x.new_empty(groups, rows, n), floats(x, groups, parts, 3, n)
     product_moments_program[(groups * parts * blocks,)](
         x, weight, y, sums, rows, tiles, parts, n, k, t.rows, t.columns, t.inner, rows % t.rows == 0,
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
-    mean, var = _floats(x, 2, groups, n)
+    mean, var = floats(x, 2, groups, n)
     combine_moments_program[(n // 16, groups)](sums, mean, var, rows, tiles, parts, n, t.rows, 64, 16, num_warps=4)
     return y, Moments(mean, var)
 
@@ -67,7 +67,7 @@ def relu_scatter(x: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Scatt
 
 
 def row_scatter(x: Tensor) -> Scatter:
-    """The scatter of rows."""
+    """The scatter of rows, whose channels come in eights."""
     return _scatter_by_product(x) if x.shape[2] > WIDEST else _scatter(x, x, None, None)
 
 
@@ -78,7 +78,7 @@ def _scatter_by_product(x: Tensor) -> Scatter:
     """
     groups, rows, channels = x.shape
     pivot = x[:, :: max(1, rows // 256)].float().mean(1).to(x.dtype)
-    around = rows_triton.scale_shift(x, _floats(x, groups, channels).fill_(1), -pivot.float(), None)
+    around = rows_triton.scale_shift(x, floats(x, groups, channels).fill_(1), -pivot.float(), None)
     mean, _ = rows_triton.moments(around)
     product = torch.bmm(around.transpose(1, 2), around, out_dtype=torch.float32)
     matrix = torch.baddbmm(product.double(), mean[:, :, None] * -rows, mean[:, None, :]).float()
@@ -87,20 +87,21 @@ def _scatter_by_product(x: Tensor) -> Scatter:
 
 def _scatter(x: Tensor, y: Tensor, scale: Tensor | None, shift: Tensor | None) -> Scatter:
     groups, rows, channels = x.shape
-    t = _tile(x, "relu_scatter", channels, 0)
+    padded, together = max(16, triton.next_power_of_2(channels)), 16 if channels % 16 == 0 else 8
+    t = _tile(x, "relu_scatter", padded, 0)
     tiles = triton.cdiv(rows, t.rows)
-    parts = _parts(groups, tiles, PROGRAMS // 2)
-    sums, matrices = _floats(x, groups, parts, 3, channels), _floats(x, groups, parts, channels, channels)
+    parts = part_count(groups, tiles, PROGRAMS // 2)
+    sums, matrices = floats(x, groups, parts, 3, channels), floats(x, groups, parts, channels, channels)
     apply = scale is not None
     scatter_program[(groups * parts,)](
-        x, y, scale if apply else x, shift if apply else x, sums, matrices, rows, tiles, parts, channels, t.rows, apply,
-        num_warps=t.warps, num_stages=t.stages,
+        x, y, scale if apply else x, shift if apply else x, sums, matrices, rows, tiles, parts, channels, padded,
+        t.rows, apply, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
-    mean, unused = _floats(x, 2, groups, channels)
-    combine_moments_program[(channels // 16, groups)](
-        sums, mean, unused, rows, tiles, parts, channels, t.rows, 64, 16, num_warps=4
+    mean, unused = floats(x, 2, groups, channels)
+    combine_moments_program[(channels // together, groups)](
+        sums, mean, unused, rows, tiles, parts, channels, t.rows, 64, together, num_warps=4
     )
-    matrix = _floats(x, groups, channels, channels)
+    matrix = floats(x, groups, channels, channels)
     combine_scatter_program[(channels * channels // ELEMENTS, groups)](
         sums, matrices, mean, matrix, rows, tiles, parts, channels, t.rows, 64, ELEMENTS, num_warps=4
     )
@@ -111,7 +112,7 @@ def widened_moments(weight: Tensor, scatter: Scatter, rows: int) -> tuple[Moment
     """The moments of a W^T by the scatter of `rows` rows a; W times the scatter matrix comes with them."""
     (groups, channels), n = scatter.mean.shape, len(weight)
     weight_scatter = torch.matmul(weight.float(), scatter.matrix)
-    mean, var = _floats(weight, 2, groups, n)
+    mean, var = floats(weight, 2, groups, n)
     widened_moments_program[(n // 8, groups)](
         weight, weight_scatter, scatter.mean, mean, var, rows, n, channels, 8, 64, num_warps=4
     )
@@ -157,7 +158,7 @@ def widened_gradient(
     if shared is not None:
         return gram.widened_gradient(product, sums, weight, scatter, weight_scatter, normed, rows, shared)
     groups, n, c = product.shape
-    d_weight, d_gamma, d_beta = _floats(product, n, c), _floats(product, n), _floats(product, n)
+    d_weight, d_gamma, d_beta = floats(product, n, c), floats(product, n), floats(product, n)
     scaled, weighted = torch.empty_like(product, dtype=weight.dtype), torch.empty_like(product)
     constants = torch.empty_like(sums)
     widened_gradient_program[(n // 4,)](
@@ -177,7 +178,7 @@ def input_gradient(d: Tensor, a: Tensor, gradient: WidenedGradient) -> Tensor:
 def input_gradient_masked(d: Tensor, a: Tensor, gradient: WidenedGradient, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """z = d A + a Q + c where a > 0; with the sums of z and of z x over the rows of each group."""
     z, parts = _input_gradient("input_gradient_masked", d, a, gradient, x)
-    sums, products = _sum_parts(parts).transpose(0, 1).contiguous()  # what comes after reads group by group
+    sums, products = sum_parts(parts).transpose(0, 1).contiguous()  # what comes after reads group by group
     return z, sums, products
 
 
@@ -185,8 +186,8 @@ def _input_gradient(kernel: str, d: Tensor, a: Tensor, gradient: WidenedGradient
     (groups, rows, k), n = d.shape, a.shape[2]
     t, summed = _tile(a, kernel, n, k), kernel == "input_gradient_masked"
     tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
-    parts = _parts(groups * blocks, tiles) if summed else tiles
-    z, sums = torch.empty_like(a), _floats(a, groups, parts, 2, n) if summed else gradient.c
+    parts = part_count(groups * blocks, tiles) if summed else tiles
+    z, sums = torch.empty_like(a), floats(a, groups, parts, 2, n) if summed else gradient.c
     input_gradient_program[(groups * parts * blocks,)](
         d, gradient.a, a, gradient.q, gradient.c, x, z, sums, rows, tiles, parts, n, k, summed,
         t.rows, t.columns, t.inner, rows % t.rows == 0, num_warps=t.warps, num_stages=t.stages,
@@ -199,13 +200,13 @@ def input_gradient_added(d: Tensor, weight: Tensor, added: Tensor, x: Tensor, si
     (groups, rows, k), n = d.shape, x.shape[2]
     t = _tile(x, "input_gradient_added", n, k)
     tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
-    parts = _parts(groups * blocks, tiles)
-    z, sums = torch.empty_like(x), _floats(x, groups, parts, n)
+    parts = part_count(groups * blocks, tiles)
+    z, sums = torch.empty_like(x), floats(x, groups, parts, n)
     input_gradient_added_program[(groups * parts * blocks,)](
         d, weight, added, x, z, sums, rows, tiles, parts, side, n, k, added.shape[1] != rows,
         t.rows, t.columns, t.inner, rows % t.rows == 0, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
-    return z, _sum_parts(sums)
+    return z, sum_parts(sums)
 
 
 def _tile(x: Tensor, kernel: str, columns: int, inner: int) -> Tile:
@@ -221,19 +222,20 @@ def _shared_memory(device: torch.device) -> int:
     return int(properties["max_shared_mem"])
 
 
-def _parts(others: int, tiles: int, programs: int = PROGRAMS) -> int:
+def part_count(others: int, tiles: int, programs: int = PROGRAMS) -> int:
     """Into how many parts the tiles of a group are cut, so that with so many other programs there are enough."""
     return max(1, min(tiles, programs // others))
 
 
-def _floats(like: Tensor, *shape: int) -> Tensor:
+def floats(like: Tensor, *shape: int) -> Tensor:
+    """Memory for float32 numbers on the device of a tensor."""
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
-def _sum_parts(parts: Tensor) -> Tensor:
+def sum_parts(parts: Tensor) -> Tensor:
     """The sum over the second axis."""
     groups, count, *shape = parts.shape
-    out = _floats(parts, groups, *shape)
+    out = floats(parts, groups, *shape)
     n = out.numel() // groups
     width = 16 if n <= 4096 else 64
     sum_parts_program[(triton.cdiv(n, width), groups)](parts, out, count, n, 64, width, num_warps=4)

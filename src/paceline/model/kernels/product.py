@@ -1,7 +1,7 @@
-"""A 1x1 convolution, its norm, a shortcut and the activation in evaluation, in plain torch.
+"""A 1x1 convolution, its norm, a shortcut and the activation, in plain torch: the twin of product_triton.py.
 
-It is the twin of product_triton.py. Data are rows [rows, channels], and arithmetic behind the
-product is in float32 or wider.
+Data are rows [norm groups, rows of a group, channels], and scale and shift are [norm groups, channels]. Arithmetic
+behind the product is in float32 or wider.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ def product_act(
     shortcut: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """act(a W^T scale + shift + shortcut)."""
-    y = widened(a) @ widened(weight).T * scale + shift
+    y = widened(a) @ widened(weight).T * scale[:, None] + shift[:, None]
     return activate(y if shortcut is None else y + shortcut, activation).to(a.dtype)

@@ -1,4 +1,4 @@
-"""The Triton program of a 1x1 convolution in evaluation; product_triton.py launches it."""
+"""The Triton program of a 1x1 convolution and the norm behind it; product_triton.py launches it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def product_act_program(
     a, w, scale, shift, shortcut, y, rows, n8, k8,
     ACTIVATION: tl.constexpr, SHORTCUT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """act(a w^T scale + shift + shortcut) for BM rows and BN columns."""
+    """act(a w^T scale + shift + shortcut) for BM rows of a norm group and BN columns."""
     # Widths come in eights, so that loads are of 16 bytes.
     N = n8 * 8
     K = k8 * 8
@@ -24,16 +24,18 @@ def product_act_program(
     inside = r < rows - first
     cols = pid % blocks * BN + tl.arange(0, BN)
     there = cols < N
-    own = a + first.to(tl.int64) * K
+    group = tl.program_id(1).to(tl.int64)
+    start = group * rows + first
+    own = a + start * K
     acc = tl.zeros([BM, BN], tl.float32)
     for k in range(0, K, BK):
         ks = k + tl.arange(0, BK)
         left = tl.load(own + r[:, None] * K + ks[None, :], mask=inside[:, None] & (ks < K)[None, :], other=0.0)
         right = tl.load(w + cols[None, :] * K + ks[:, None], mask=there[None, :] & (ks < K)[:, None], other=0.0)
         acc = tl.dot(left, right, acc)
-    acc = acc * tl.load(scale + cols, mask=there, other=0.0).to(tl.float32)[None, :]
-    acc += tl.load(shift + cols, mask=there, other=0.0).to(tl.float32)[None, :]
-    at = first.to(tl.int64) * N + r[:, None] * N + cols[None, :]
+    acc = acc * tl.load(scale + group * N + cols, mask=there, other=0.0).to(tl.float32)[None, :]
+    acc += tl.load(shift + group * N + cols, mask=there, other=0.0).to(tl.float32)[None, :]
+    at = start * N + r[:, None] * N + cols[None, :]
     seen = inside[:, None] & there[None, :]
     if SHORTCUT:
         acc += tl.load(shortcut + at, mask=seen, other=0.0).to(tl.float32)

@@ -27,12 +27,12 @@ def product_act(
     tile: Tile,
 ) -> Tensor:  # fmt: skip
     """act(a W^T scale + shift + shortcut); see the twin."""
-    (rows, inputs), outputs = a.shape, len(weight)
+    (groups, rows, inputs), outputs = a.shape, len(weight)
     assert inputs % 8 == outputs % 8 == 0
     assert all(each is None or each.is_contiguous() for each in (a, weight, scale, shift, shortcut))
-    y = torch.empty((rows, outputs), dtype=a.dtype, device=a.device)
+    y = torch.empty((groups, rows, outputs), dtype=a.dtype, device=a.device)
     programs = -(-rows // tile.rows) * -(-outputs // tile.columns)
-    product_act_program[(programs,)](
+    product_act_program[(programs, groups)](
         a, weight, scale, shift, shortcut, y, rows, outputs // 8, inputs // 8,
         ACTIVATION=activation, SHORTCUT=shortcut is not None, BM=tile.rows, BN=tile.columns, BK=tile.inner,
         num_warps=tile.warps, num_stages=tile.stages,

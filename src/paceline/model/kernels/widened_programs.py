@@ -15,9 +15,11 @@ def widened_moments_program(w, ws, a_mean, mean, var, rows, N, C: tl.constexpr, 
     v = tl.zeros([BR, BC], tl.float64)
     for k in range(0, C, BC):
         c = k + tl.arange(0, BC)
-        weight = tl.load(w + n[:, None] * C + c[None, :]).to(tl.float64)
-        m += weight * tl.load(a_mean + group * C + c).to(tl.float64)[None, :]
-        v += weight * tl.load(ws + (group * N + n).to(tl.int64)[:, None] * C + c[None, :]).to(tl.float64)
+        own = c < C
+        weight = tl.load(w + n[:, None] * C + c[None, :], mask=own[None, :], other=0.0).to(tl.float64)
+        m += weight * tl.load(a_mean + group * C + c, mask=own, other=0.0).to(tl.float64)[None, :]
+        at = ws + (group * N + n).to(tl.int64)[:, None] * C + c[None, :]
+        v += weight * tl.load(at, mask=own[None, :], other=0.0).to(tl.float64)
     tl.store(mean + group * N + n, tl.sum(m, 1).to(tl.float32))
     tl.store(var + group * N + n, tl.maximum(tl.sum(v, 1) / rows, 0.0).to(tl.float32))
 
@@ -37,9 +39,10 @@ def widened_gradient_program(
         for k in range(0, C, BC):
             c = k + tl.arange(0, BC)
             at = (g * N + n).to(tl.int64)[:, None] * C + c[None, :]
-            weight = tl.load(w + n[:, None] * C + c[None, :]).to(tl.float64)
-            centered = tl.load(product + at).to(tl.float64)
-            centered -= s[:, None] * tl.load(a_mean + g * C + c).to(tl.float64)[None, :]
+            own = (c < C)[None, :]
+            weight = tl.load(w + n[:, None] * C + c[None, :], mask=own, other=0.0).to(tl.float64)
+            centered = tl.load(product + at, mask=own, other=0.0).to(tl.float64)
+            centered -= s[:, None] * tl.load(a_mean + g * C + c, mask=c < C, other=0.0).to(tl.float64)[None, :]
             q += centered * weight
         deviation = tl.sum(q, 1)
         inv = tl.load(inverse + g * N + n).to(tl.float64)
@@ -52,16 +55,18 @@ def widened_gradient_program(
         for k in range(0, C, BC):
             c = k + tl.arange(0, BC)
             at = (g * N + n).to(tl.int64)[:, None] * C + c[None, :]
-            weight = tl.load(w + n[:, None] * C + c[None, :]).to(tl.float32)
-            centered = tl.load(product + at).to(tl.float64)
-            centered -= s[:, None] * tl.load(a_mean + g * C + c).to(tl.float64)[None, :]
-            dw = (sc[:, None] * (centered - m2[:, None] * tl.load(ws + at).to(tl.float64))).to(tl.float32)
+            own = (c < C)[None, :]
+            weight = tl.load(w + n[:, None] * C + c[None, :], mask=own, other=0.0).to(tl.float32)
+            centered = tl.load(product + at, mask=own, other=0.0).to(tl.float64)
+            centered -= s[:, None] * tl.load(a_mean + g * C + c, mask=c < C, other=0.0).to(tl.float64)[None, :]
+            centered -= m2[:, None] * tl.load(ws + at, mask=own, other=0.0).to(tl.float64)
+            dw = (sc[:, None] * centered).to(tl.float32)
             to = d_weight + n[:, None] * C + c[None, :]
             if g > 0:
-                dw += tl.load(to)
-            tl.store(to, dw)
+                dw += tl.load(to, mask=own, other=0.0)
+            tl.store(to, dw, mask=own)
             by_scale = sc.to(tl.float32)[:, None] * weight
-            tl.store(scaled + at, by_scale.to(scaled.dtype.element_ty))
-            tl.store(weighted + at, -m2.to(tl.float32)[:, None] * by_scale)
+            tl.store(scaled + at, by_scale.to(scaled.dtype.element_ty), mask=own)
+            tl.store(weighted + at, -m2.to(tl.float32)[:, None] * by_scale, mask=own)
     tl.store(d_gamma + n, gamma.to(tl.float32))
     tl.store(d_beta + n, beta.to(tl.float32))

@@ -1,0 +1,59 @@
+"""The operations of expand.py on a CUDA device, by Triton kernels that add nothing atomically."""
+
+from __future__ import annotations
+
+import torch
+import triton  # type: ignore[import-not-found]
+from torch import Tensor
+
+from paceline.model.kernels import product_triton
+from paceline.model.kernels.expand_programs import expansion_gradient_program, expansion_sums_program
+from paceline.model.kernels.gram import WidenedGradient
+from paceline.model.kernels.gram_triton import PROGRAMS, floats, part_count, sum_parts
+from paceline.model.kernels.tiles import Tile
+from paceline.settings.model import Activation
+
+SMALL, LARGE = Tile(64, 64, 0, 4, 3), Tile(128, 64, 0, 8, 2)
+"""The parts of the wide gradient that a program has at a time: small ones leave room for several programs."""
+
+
+def expanded(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, activation: Activation | None) -> Tensor:
+    """act((x W^T) scale + shift)."""
+    return product_triton.product_act(x, weight, scale, shift, activation, None, product_triton.NARROW)
+
+
+def expansion_sums(
+    dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, activation: Activation | None
+) -> tuple[Tensor, Tensor]:
+    """dz^T x and the sums of dz of each group, dz being the gradient before the activation; see the twin."""
+    (groups, rows, c), n = x.shape, len(weight)
+    assert all(each.is_contiguous() for each in (dy, x, weight, scale, shift))
+    t = SMALL
+    tiles, blocks = triton.cdiv(rows, t.rows), triton.cdiv(n, t.columns)
+    parts = part_count(groups * blocks, tiles, PROGRAMS // 2)
+    products, sums = floats(x, groups, parts, n, c), floats(x, groups, parts, n)
+    expansion_sums_program[(parts * blocks, groups)](
+        dy, x, weight, scale, shift, products, sums, rows, tiles, parts, n, c, _padded(c), activation,
+        t.rows, t.columns, num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+    return sum_parts(products), sum_parts(sums)
+
+
+def expansion_gradient(
+    dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, activation: Activation | None,
+    gradient: WidenedGradient,
+) -> Tensor:  # fmt: skip
+    """The gradient of x: dz A + x Q + c; see the twin."""
+    (groups, rows, c), n = x.shape, len(weight)
+    assert all(each.is_contiguous() for each in (dy, x, weight, scale, shift, gradient.a, gradient.q, gradient.c))
+    dx, t = torch.empty_like(x), SMALL if c <= 64 else LARGE
+    expansion_gradient_program[(triton.cdiv(rows, t.rows), groups)](
+        dy, x, weight, scale, shift, gradient.a, gradient.q, gradient.c, dx, rows, n, c, _padded(c), activation,
+        t.rows, t.columns, num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+    return dx
+
+
+def _padded(channels: int) -> int:
+    """The number of channels in a tile, which is a power of two."""
+    return max(16, int(triton.next_power_of_2(channels)))
