@@ -160,6 +160,7 @@ PROTOCOLS = (
     "model/kernels/gram",
     "model/kernels/pool",
     "model/kernels/windows",
+    "model/kernels/expand",
     "model/kernels/gate",
     "model/kernels/product",
 )

@@ -15,7 +15,7 @@ from paceline.model.kernels.gram import Scatter
 from paceline.model.kernels.norm import Normed, as_images, as_rows, norm_by_moments
 from paceline.model.norm import BatchNormAct
 
-LANES = 8
+TOGETHER = 8
 """The kernels take channels in multiples of this."""
 WIDEST = 128
 """So many narrow channels fit the kernels."""
@@ -31,7 +31,7 @@ def can_expand(layer: nn.Conv2d, norm: nn.Module) -> bool:
         and isinstance(norm, BatchNormAct)
         and (layer.kernel_size, layer.stride, layer.padding, layer.groups) == ((1, 1), (1, 1), (0, 0), 1)
         and layer.bias is None
-        and narrow % LANES == wide % LANES == 0
+        and narrow % TOGETHER == wide % TOGETHER == 0
         and narrow <= WIDEST
         and wide >= FACTOR * narrow
     )
