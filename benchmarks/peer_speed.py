@@ -33,7 +33,7 @@ weight_decay: {{rate: 5e-5}}
 schedule: constant
 loss: {{label_smoothing: 0.1}}
 """
-INFER_BATCHES = (1, 32, 256)
+INFER_BATCHES = "1,32,256"
 AHEAD_TOGETHER = 5
 """How many processes fill caches at a time, so that their networks fit one device."""
 
@@ -61,16 +61,16 @@ CASES = {
 }
 
 
-def our_command(what: str, name: str, seconds: float, folder: Path) -> list[str]:
+def our_command(what: str, name: str, seconds: float, folder: Path, batches: str) -> list[str]:
     case, page = CASES[name], folder / f"{name}.yaml"
     page.write_text(RECIPE.format(model=case.model or name, side=case.side, batch=case.batch))
     bench = [sys.executable, "-m", "paceline", "bench", what, str(page), "on.precision=bf16"]
     command = [*bench, "--seconds", f"{seconds:g}", "--json"]
-    return command + (["--batch", ",".join(map(str, INFER_BATCHES))] if what == "infer" else [])
+    return command + (["--batch", batches] if what == "infer" else [])
 
 
-def peer_command(what: str, name: str, steps: int) -> list[str]:
-    return [sys.executable, __file__, what, name, "--peer", "--steps", str(steps)]
+def peer_command(what: str, name: str, steps: int, batches: str) -> list[str]:
+    return [sys.executable, __file__, what, name, "--peer", "--steps", str(steps), "--batch", batches]
 
 
 def run(command: list[str]) -> dict[str, Any]:
@@ -83,21 +83,29 @@ def run(command: list[str]) -> dict[str, Any]:
     return result | {"process_seconds": time.perf_counter() - start}
 
 
-def compare(what: str, names: list[str], ahead: bool, seconds: float, folder: Path) -> list[dict[str, Any]]:
+def compare(options: argparse.Namespace, names: list[str], folder: Path) -> list[dict[str, Any]]:
     """Measure each network here and there; the commands come in pairs, one after the other."""
-    commands = [(name, our_command(what, name, seconds, folder), peer_command(what, name, 20)) for name in names]
+    what, batches = options.what, options.batch
+
+    def ours(name: str, seconds: float) -> list[str]:
+        return our_command(what, name, seconds, folder, batches)
+
+    def theirs(name: str, steps: int) -> list[str]:
+        return peer_command(what, name, steps, batches)
+
     firsts: dict[str, Any] = {}
-    if ahead:
-        short = [(name, our_command(what, name, 1, folder)) for name in names]
-        short += [(f"peer of {name}", peer_command(what, name, 1)) for name in names]
+    if options.ahead:
+        short = [(name, ours(name, 1)) for name in names]
+        short += [(f"peer of {name}", theirs(name, 1)) for name in names]
         with ThreadPoolExecutor(AHEAD_TOGETHER) as pool:
             for (label, _), result in zip(short, pool.map(run, [command for _, command in short]), strict=True):
                 firsts[label] = result
                 seconds_taken = f"{result.get('process_seconds', 0):.0f} s"
                 print(f"ahead: {label}: {result.get('failed', seconds_taken)}", flush=True)
     rows = []
-    for name, ours, theirs in commands:
-        row = {"what": what, "name": name, "ours": run(ours), "peer": run(theirs), "first": firsts.get(name)}
+    for name in names:
+        measured = {"ours": run(ours(name, options.seconds)), "peer": run(theirs(name, options.steps))}
+        row = {"what": what, "name": name, **measured, "first": firsts.get(name)}
         rows.append(row)
         print(line(row), flush=True)
     return rows
@@ -123,7 +131,7 @@ def line(row: dict[str, Any]) -> str:
     return f"{head} {case.batch} | {speeds} | {ours['peak_memory'] / 2**30:.1f} GiB | {memory:.2f} | {start} |"
 
 
-def measure_peer(what: str, name: str, steps: int) -> dict[str, Any]:
+def measure_peer(what: str, name: str, steps: int, batches: str) -> dict[str, Any]:
     """The peer's images per second, by device events."""
     import torch
 
@@ -131,7 +139,9 @@ def measure_peer(what: str, name: str, steps: int) -> dict[str, Any]:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     case = CASES[name]
     network = build_peer(case).cuda().to(memory_format=torch.channels_last)
-    return train_peer(network, case, steps) if what == "train" else infer_peer(network, case, steps)
+    if what == "train":
+        return train_peer(network, case, steps)
+    return infer_peer(network, case, steps, [int(batch) for batch in batches.split(",")])
 
 
 def build_peer(case: Case) -> Any:
@@ -188,7 +198,7 @@ def train_peer(network: Any, case: Case, steps: int) -> dict[str, Any]:
     return {"images_per_second": case.batch / ms * 1000, "ms": ms, "peak_memory": peak, "first_seconds": first}
 
 
-def infer_peer(network: Any, case: Case, steps: int) -> dict[str, Any]:
+def infer_peer(network: Any, case: Case, steps: int, batches: list[int]) -> dict[str, Any]:
     import torch
 
     network.eval()
@@ -200,7 +210,7 @@ def infer_peer(network: Any, case: Case, steps: int) -> dict[str, Any]:
 
     rows = []
     with torch.inference_mode():
-        for batch in INFER_BATCHES:
+        for batch in batches:
             images = pictures(case, batch)
             host = images.cpu().pin_memory()
             for _ in range(3):
@@ -240,17 +250,18 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help=f"networks, of {', '.join(CASES)}; all if none is named")
     parser.add_argument("--ahead", action="store_true", help="fill the compilers' caches first, side by side")
     parser.add_argument("--seconds", type=float, default=8, help="how long each network of ours is measured")
-    parser.add_argument("--steps", type=int, default=20, help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, default=20, help="how many steps a block of the peer's has")
+    parser.add_argument("--batch", default=INFER_BATCHES, help="batch sizes of inference")
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help="where all results go as JSON")
     options = parser.parse_args()
     names = options.names or list(CASES)
     if options.peer:
-        print(json.dumps(measure_peer(options.what, names[0], options.steps)))
+        print(json.dumps(measure_peer(options.what, names[0], options.steps, options.batch)))
         return
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "3")
     with tempfile.TemporaryDirectory() as folder:
-        rows = compare(options.what, names, options.ahead, options.seconds, Path(folder))
+        rows = compare(options, names, Path(folder))
     if options.out:
         options.out.write_text(json.dumps(rows, indent=1))
 

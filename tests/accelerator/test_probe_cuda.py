@@ -30,7 +30,7 @@ pytestmark = [
 ]
 GIB = 1 << 30
 NETWORKS = {
-    "efficientnet-b4": ("model=efficientnet-b4", "data.side=380", "norm_batch=8"),  # the slowest first
+    "efficientnet-b0": ("model=efficientnet-b0", "data.side=224", "norm_batch=8"),
     "resnet50": ("model=resnet50", "data.side=224", "norm_batch=32"),
     "vgg16": ("model=vgg16", "data.side=224", "norm_batch=1"),
 }
