@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 else:
     Integers = TypeVar("Integers")
 
+Numbers = TypeVar("Numbers", NDArray[np.float64], NDArray[np.uint32])
 Words = tuple[Integers, Integers, Integers, Integers]
 
 _LOW = 0xFFFFFFFF
@@ -27,7 +31,11 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _BLOCK = 1 << 15
-"""How many numbers are made at a time, few enough to stay in a core's cache through many passes; even."""
+"""How many numbers are made at a time, few enough to stay in a core's cache through many passes; a multiple of 4."""
+_THREADS = 8
+"""At most so many threads make blocks: NumPy lets them run side by side, but for the moments between its passes."""
+_BLOCKS_EACH = 4
+"""With fewer blocks for each, starting threads takes longer than it spares."""
 
 
 def key(seed: int, purpose: str, *names: str | int) -> int:
@@ -44,8 +52,19 @@ def words(key: int, position: Integers, index: int | Integers = 0) -> Words[Inte
     k0, k1 = key & _LOW, key >> 32
     for _ in range(_ROUNDS):
         # The product of two 32-bit numbers fits 64 bits; int64 wraps, and shift-and-mask recovers the unsigned halves.
-        p, q = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
-        a, b, c, d = ((q >> 32) & _LOW) ^ b ^ k0, q & _LOW, ((p >> 32) & _LOW) ^ d ^ k1, p & _LOW
+        # Everything is done in place, for memory of its own takes longer than the arithmetic.
+        a *= _MULTIPLIERS[0]
+        c *= _MULTIPLIERS[1]
+        p, q = a >> 32, c >> 32
+        p &= _LOW
+        q &= _LOW
+        p ^= d
+        q ^= b
+        p ^= k1
+        q ^= k0
+        a &= _LOW
+        c &= _LOW
+        a, b, c, d = q, c, p, a
         k0, k1 = (k0 + _KEY_STEPS[0]) & _LOW, (k1 + _KEY_STEPS[1]) & _LOW
     return a, b, c, d
 
@@ -63,12 +82,46 @@ def uniforms(high: Any, low: Any) -> Any:
 
 def host_uniforms(key: int, count: int) -> NDArray[np.float64]:
     """`count` uniforms in [0, 1) for a key, computed on the host."""
-    fractions = np.empty(count)
-    for start in range(0, count, _BLOCK):
-        block = fractions[start : start + _BLOCK]
-        a, b, c, d = words(key, np.arange(start // 2, (start + len(block) + 1) // 2, dtype=np.int64))
-        block[:] = np.stack([uniforms(a, b), uniforms(c, d)], axis=1).reshape(-1)[: len(block)]
-    return fractions
+    return _in_blocks(np.empty(count), lambda start, end: _uniforms(key, start, end))
+
+
+def host_words(key: int, count: int) -> NDArray[np.uint32]:
+    """`count` random 32-bit words for a key, computed on the host."""
+
+    def make(start: int, end: int) -> NDArray[np.int64]:
+        made = words(key, np.arange(start // 4, (end + 3) // 4, dtype=np.int64))
+        return np.stack(made, axis=1).reshape(-1)[: end - start]
+
+    return _in_blocks(np.empty(count, np.uint32), make)
+
+
+def _uniforms(key: int, start: int, end: int) -> NDArray[np.float64]:
+    """The uniforms for a key from number `start`, which is even, up to but not including `end`."""
+    a, b, c, d = words(key, np.arange(start // 2, (end + 1) // 2, dtype=np.int64))
+    fractions = np.empty(2 * len(a))
+    fractions[::2], fractions[1::2] = uniforms(a, b), uniforms(c, d)
+    return fractions[: end - start]
+
+
+def _in_blocks(numbers: Numbers, make: Callable[[int, int], NDArray[Any]]) -> Numbers:
+    """Fill an array with blocks, each made from its first number to its end, on several threads if there are many."""
+    count = len(numbers)
+    starts = range(0, count, _BLOCK)
+
+    def fill(start: int) -> None:
+        end = min(start + _BLOCK, count)
+        numbers[start:end] = make(start, end)
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = min(_THREADS, cores, len(starts) // _BLOCKS_EACH)
+    if threads < 2:
+        for start in starts:
+            fill(start)
+    else:
+        with ThreadPoolExecutor(threads, "keyed") as pool:
+            for _ in pool.map(fill, starts):
+                pass
+    return numbers
 
 
 def permutation(key: int, count: int) -> NDArray[np.int64]:
@@ -81,10 +134,11 @@ def permutation(key: int, count: int) -> NDArray[np.int64]:
 def normals(key: int, count: int, limit: float | None = None) -> NDArray[np.float64]:
     """`count` standard normal numbers, truncated to +-`limit` if there is one; the same bits on every host."""
     tail = 0.0 if limit is None else _normal_tail(limit)
-    quantiles: NDArray[np.float64] = tail + (1 - 2 * tail) * _inside(host_uniforms(key, count))
-    for start in range(0, count, _BLOCK):
-        quantiles[start : start + _BLOCK] = _normal_quantiles(quantiles[start : start + _BLOCK])
-    return quantiles
+
+    def make(start: int, end: int) -> NDArray[np.float64]:
+        return _normal_quantiles(tail + (1 - 2 * tail) * _inside(_uniforms(key, start, end)))
+
+    return _in_blocks(np.empty(count), make)
 
 
 def normals_of(high: NDArray[np.int64], low: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
@@ -152,7 +154,7 @@ def test_normals_have_the_moments_of_their_distribution(
 def test_normals_of_the_outermost_uniforms_are_the_outermost_numbers(
     uniform: float, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyed, "host_uniforms", lambda key, count: np.full(count, uniform))
+    monkeypatch.setattr(keyed, "uniforms", lambda high, low: np.full(len(high), uniform))
     assert keyed.normals(0, 1)[0] == pytest.approx(expected, abs=0.1)
 
 
@@ -161,6 +163,25 @@ def test_any_count_of_numbers_can_be_made_and_is_the_start_of_a_longer_list(coun
     assert np.array_equal(keyed.host_uniforms(9, count), keyed.host_uniforms(9, count + 5)[:count])
     assert np.array_equal(keyed.normals(9, count), keyed.normals(9, count + 5)[:count])
     assert keyed.permutation(9, count).tolist() != list(range(count)) or count < 5
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 32_767, 32_770])
+def test_words_of_the_host_are_those_of_one_position_after_another(count: int) -> None:
+    expected = np.stack(keyed.words(9, np.arange(count, dtype=np.int64)), axis=1).reshape(-1)[:count]
+    assert np.array_equal(keyed.host_words(9, count), expected)
+
+
+@pytest.mark.parametrize("make", [keyed.host_uniforms, keyed.host_words, keyed.normals])
+def test_numbers_have_the_same_bits_on_any_number_of_threads(
+    make: Callable[[int, int], NDArray[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyed, "_BLOCK", 1 << 10)
+    found = []
+    for threads in (1, 2, 5):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _, threads=threads: range(threads), raising=False)
+        found.append(make(7, 100_003).tobytes())
+    monkeypatch.undo()
+    assert {*found} == {make(7, 100_003).tobytes()}
 
 
 def test_a_permutation_holds_everything_once_and_differs_by_key() -> None:

@@ -20,6 +20,7 @@ from paceline.model.dropout import DropoutMasks
 from paceline.model.exchange import GradientBuckets
 from paceline.model.folded import FoldedNetwork
 from paceline.model.forms import PLAIN, StepWeights, fuse
+from paceline.model.kernels.ahead import compiled_together
 from paceline.model.loss import make_loss
 from paceline.model.metrics import TRAIN_SUMS, Answers, judge
 from paceline.model.network import Network, mirrored_scores, recomputing
@@ -27,6 +28,7 @@ from paceline.model.norm import Statistics
 from paceline.model.precision import autocast, compute_dtype, on_device
 from paceline.model.recorded import Recorded
 from paceline.planning import Plan
+from paceline.settings.model import External
 from paceline.world import T, World
 
 
@@ -55,6 +57,8 @@ class Whole:
         self._step_weights = StepWeights(self.module, compute_dtype(plan))
         self._one = torch.ones((), device=world.device)
         self._evaluator: Callable[[Tensor], Tensor] | None = None
+        self._compiled: set[object] = set()
+        """The shapes whose programs have been compiled ahead, or need not be."""
 
     def _part(self, network: Network) -> Network:
         """What is here of the network: all of it."""
@@ -78,6 +82,40 @@ class Whole:
         assert batch.draws is not None
         return replace(batch, images=self.augment.prepare(batch.images, batch.draws))
 
+    def compile_ahead(self, batch: MicroBatch, loss_scale: Tensor | None = None) -> None:
+        """Compile what the passes of a step will launch for micro-batches of this shape, all at the same time.
+
+        The passes that show what that is leave nothing behind. They must be taken before a step, on its stream.
+        """
+        assert batch.draws is not None
+        shape = batch.images.shape, batch.draws.side
+        if shape in self._compiled:
+            return
+        self._compiled.add(shape)
+        if not self._compiles_ahead:
+            return
+        try:
+            with compiled_together(self.plan.placement.cpu_threads):
+                self._begin()
+                self._train(0, batch, loss_scale)  # outside `micro_batches`, so that no gradient leaves
+        finally:
+            for parameter in self.parameters:
+                parameter.grad = None
+            self.statistics.pop()
+            torch.cuda.empty_cache()  # the step shall find as much memory as it would have without
+
+    @property
+    def _compiles_ahead(self) -> bool:
+        """Whether there are programs to compile, and passes change nothing that cannot be put back."""
+        plan = self.plan
+        return (
+            self.device.type == "cuda"
+            and set(self.forms.values()) != {PLAIN}
+            and plan.stages == plan.norm_replicas == 1  # no pass exchanges anything
+            and not plan.placement.compile  # else all of it would be compiled for launches that are left out
+            and not isinstance(plan.recipe.model, External)  # which may keep more than we know of
+        )
+
     def forward_backward(self, batches: list[MicroBatch], loss_scale: Tensor | None = None, begin: int = 0) -> Tensor:
         """Train on this replica's micro-batches: gradients times the loss scale add up, and TRAIN_SUMS come back.
 
@@ -89,12 +127,9 @@ class Whole:
             self._begin()
         with self._buckets.micro_batches(len(batches)):
             for index, batch in enumerate(batches, begin):
-                images, labels, weights = self._mixed(batch)
-                heads = self._class_scores(images, self._pass(index, batch))
-                loss = self._loss(heads, labels, weights)
-                (loss if loss_scale is None else loss * loss_scale).backward()
-                losses.append(loss.detach())
-                hits.append((heads[0].detach().argmax(1) == batch.labels).sum(dtype=self.dtype))
+                loss, scores = self._train(index, batch, loss_scale)
+                losses.append(loss)
+                hits.append((scores.argmax(1) == batch.labels).sum(dtype=self.dtype))
         if not batches:
             return torch.zeros(len(TRAIN_SUMS), dtype=self.dtype, device=self.device)
         return torch.stack([sum(losses[1:], losses[0]), sum(hits[1:], hits[0])])
@@ -160,8 +195,17 @@ class Whole:
         # A CPU has no kernels of ours, and goes on giving the bits that it gave before.
         if self.device.type != "cuda" or set(self.forms.values()) == {PLAIN}:
             return partial(self._evaluated, None)
-        evaluated = partial(self._evaluated, FoldedNetwork(self.module, compute_dtype(self.plan)))
+        evaluated = partial(self._evaluated_folded, FoldedNetwork(self.module, compute_dtype(self.plan)))
         return Recorded(evaluated) if self.plan.placement.graphs else evaluated
+
+    def _evaluated_folded(self, folded: FoldedNetwork, images: Tensor) -> Tensor:
+        """The scores of images, whose programs are compiled at the same time when a shape comes first."""
+        shape = "evaluation", images.shape
+        if shape not in self._compiled and not isinstance(self.plan.recipe.model, External):
+            self._compiled.add(shape)
+            with compiled_together(self.plan.placement.cpu_threads):
+                self._evaluated(folded, images)
+        return self._evaluated(folded, images)
 
     def _evaluated(self, forward: Callable[..., Any] | None, images: Tensor) -> Tensor:
         return mirrored_scores(
@@ -174,6 +218,14 @@ class Whole:
         if not self.module.training:
             self.module.train()
         self._step_weights.refresh()
+
+    def _train(self, index: int, batch: MicroBatch, loss_scale: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Add the gradients of a micro-batch; gives its loss, and the scores of the last head."""
+        images, labels, weights = self._mixed(batch)
+        heads = self._class_scores(images, self._pass(index, batch))
+        loss = self._loss(heads, labels, weights)
+        (loss if loss_scale is None else loss * loss_scale).backward()
+        return loss.detach(), heads[0].detach()
 
     def _mixed(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Augmented and mixed images, their labels, and the weights of the labels where an image has several."""

@@ -15,6 +15,8 @@ def device_step(
     session: Session, batches: list[MicroBatch], scale: Tensor, readers: Sequence[GradientReader] = ()
 ) -> Tensor:
     """Forward, backward, exchange and update; gives the flag of a bad step, which changes nothing."""
+    if batches:
+        session.state.network.compile_ahead(batches[0], scale)
     norm_sums, sums = device_sums(session, batches, scale)
     for reader in readers:
         reader.take(scale)

@@ -133,7 +133,6 @@ def _generated(recipe: Recipe, split: str, count: int, side: int) -> Split:
     assert recipe.data is not None
     channels, classes = recipe.data.facts.channels, recipe.data.facts.classes
     size = pool * side * side * channels
-    words = keyed.words(keyed.key(recipe.seed, "made", split), np.arange((size + 15) // 16, dtype=np.int64))
-    pixels = np.stack(words, axis=1).astype(np.uint32).view(np.uint8).reshape(-1)[:size]
+    pixels = keyed.host_words(keyed.key(recipe.seed, "made", split), -(-size // 4)).view(np.uint8)[:size]
     labels = keyed.words(keyed.key(recipe.seed, "made labels", split), np.arange(pool, dtype=np.int64))[0]
     return Split(pixels.reshape(pool, side, side, channels), keyed.integers(labels, classes), count)
