@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -35,21 +35,29 @@ class Ema:
         return step >= self._rhythm.first
 
     @torch.no_grad()
-    def update(self, step: int, bad: Tensor) -> None:
+    def update(self, step: int, bad: Tensor, recorded: Callable[[], None] | None = None) -> None:
         """Follow the weights after step number `step` if the rhythm names it; the host decides this by the step alone.
 
-        A bad step leaves the weights as the step before left them. An average of every step has followed those already
-        and stays; one that follows less often, or starts here, has not.
+        `bad` is the step's flag; `recorded` does what `follow` does with it, if that has been recorded.
         """
         if step == self._rhythm.first:
             torch._foreach_copy_(self._averages, self._weights)
         elif self._rhythm.due(step):
-            dtype = self._averages[0].dtype
-            rate = (1 - bad).to(dtype) * self._rate if self._every_step else self._rate
-            # 16-bit weights are widened first: kernels over many tensors want one type.
-            differences = torch._foreach_sub([weight.to(dtype) for weight in self._weights], self._averages)
-            torch._foreach_mul_(differences, rate)
-            torch._foreach_add_(self._averages, differences)
+            recorded() if recorded else self.follow(bad)
+
+    @torch.no_grad()
+    def follow(self, bad: Tensor) -> None:
+        """Follow the weights after a step with this flag.
+
+        A bad step leaves the weights as the step before left them. An average of every step has followed those already
+        and stays; one that follows less often has not.
+        """
+        dtype = self._averages[0].dtype
+        rate = (1 - bad).to(dtype) * self._rate if self._every_step else self._rate
+        # 16-bit weights are widened first: kernels over many tensors want one type.
+        differences = torch._foreach_sub([weight.to(dtype) for weight in self._weights], self._averages)
+        torch._foreach_mul_(differences, rate)
+        torch._foreach_add_(self._averages, differences)
 
     def tensors(self) -> StateDict:
         """The averages, by the names of the tensors that they follow."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,6 +31,8 @@ class Recording:
     reading: list[tuple[GradientReader, torch.cuda.CUDAGraph]]
     """What is computed from the gradients, only in steps of which it is wanted."""
     update: torch.cuda.CUDAGraph
+    average: torch.cuda.CUDAGraph | None
+    """What the EMA does after a step, only after those that it follows."""
     sums: Tensor
     """The step's TRAIN_SUMS."""
     first_sums: Tensor
@@ -46,6 +49,13 @@ class StepGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._seen: dict[object, int] = {}
         self._recordings: dict[object, Recording | None] = {}
+        self._taken: Recording | None = None
+        """The recording that the last step was, if it was one."""
+
+    @property
+    def recorded_average(self) -> Callable[[], None] | None:
+        """Lets the EMA follow the last step, if that was recorded."""
+        return None if self._taken is None or self._taken.average is None else self._taken.average.replay
 
     def step(self, batches: list[MicroBatch], scale: Tensor) -> Tensor:
         """Forward, backward and update; gives the flag of a bad step."""
@@ -62,7 +72,7 @@ class StepGraphs:
 
     def _eager(self, batches: list[MicroBatch], scale: Tensor, readers: list[GradientReader]) -> Tensor:
         """A step on the stream that recordings use, so that what torch prepares there serves them too."""
-        current = torch.cuda.current_stream()
+        self._taken, current = None, torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             bad = device_step(self._session, batches, scale, readers)
@@ -97,7 +107,12 @@ class StepGraphs:
         with self._capture(update):
             norm_sums, all_sums = network.all_reduce(sums)
             bad = device_update(self._session, norm_sums, all_sums, scale)
-        return Recording(batch, first, following, reading, update, sums, first_sums, following_sums, bad)
+        ema, average = self._session.state.ema, None
+        if ema is not None:
+            average = torch.cuda.CUDAGraph()
+            with self._capture(average):
+                ema.follow(bad)
+        return Recording(batch, first, following, reading, update, average, sums, first_sums, following_sums, bad)
 
     def _capture(self, graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
         # Loader threads go on pinning memory, which a capture of the whole process would refuse.
@@ -121,6 +136,7 @@ class StepGraphs:
             if reader in wanted:
                 graph.replay()
         recording.update.replay()
+        self._taken = recording
         return recording.bad
 
 
