@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from conftest import make_plan, make_session
+from paceline.model.folded import FoldedNetwork
 from paceline.model.forms import PLAIN
+from paceline.model.kernels import fastest
 from paceline.model.kernels.ahead import compiled_together
 from paceline.model.whole import Whole
 from paceline.training.session import Session
@@ -158,6 +160,38 @@ def test_without_triton_the_work_is_done_as_ever(monkeypatch: pytest.MonkeyPatch
 def test_a_triton_that_asks_otherwise_compiles_as_ever(runtime: Any) -> None:
     with compiled_together(THREADS):
         assert runtime.jit_cache_hook(key="a", fn=None) is False
+
+
+def test_while_programs_are_noted_all_ways_are_taken_and_none_is_chosen(runtime: Any) -> None:
+    taken, one, other = list[str](), torch.ones(()), torch.zeros(())
+
+    def way(name: str, result: Tensor | None) -> Tensor:
+        taken.append(name)
+        if result is None:
+            raise RuntimeError("not on this device")
+        return result
+
+    ways = [lambda: way("first", one), lambda: way("faulty", None), lambda: way("last", other)]
+    with compiled_together(THREADS):
+        assert fastest.fastest("a shape of its own", ways) is one
+    assert sorted(taken) == ["faulty", "first", "last"]
+    assert "a shape of its own" not in fastest._chosen
+
+
+def test_an_evaluation_has_one_pass_ahead_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, taken = make_session(make_plan()).state.network, list[int]()
+    inner = whole._evaluated
+
+    def evaluated(*arguments: Any) -> Tensor:
+        taken.append(len(arguments[1]))
+        return inner(*arguments)
+
+    folded, batch = FoldedNetwork(whole.module.eval(), torch.float32), torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
+    monkeypatch.setattr(whole, "_evaluated", evaluated)
+    with torch.inference_mode():
+        for images in (batch, batch, batch[:2], batch):
+            assert torch.equal(whole._evaluated_folded(folded, images), inner(folded, images))
+    assert taken == [4, 4, 4, 2, 2, 4]
 
 
 def test_triton_itself_gets_the_same_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class Whole:
         self._one = torch.ones((), device=world.device)
         self._evaluator: Callable[[Tensor], Tensor] | None = None
         self._compiled: set[object] = set()
-        """The shapes of micro-batches for which `compile_ahead` need do nothing any more."""
+        """The shapes whose programs have been compiled ahead, or need not be."""
 
     def _part(self, network: Network) -> Network:
         """What is here of the network: all of it."""
@@ -94,15 +94,16 @@ class Whole:
         self._compiled.add(shape)
         if not self._compiles_ahead:
             return
-        try:
-            with compiled_together(self.plan.placement.cpu_threads):
+        with compiled_together(self.plan.placement.cpu_threads):
+            try:
                 self._begin()
                 self._train(0, batch, loss_scale)  # outside `micro_batches`, so that no gradient leaves
-        finally:
-            for parameter in self.parameters:
-                parameter.grad = None
-            self.statistics.pop()
-            torch.cuda.empty_cache()  # the step shall find as much memory as it would have without
+            finally:
+                for parameter in self.parameters:
+                    parameter.grad = None
+                self.statistics.pop()
+                # The programs are loaded now, and the step shall find as much memory as it would have without this.
+                torch.cuda.empty_cache()
 
     @property
     def _compiles_ahead(self) -> bool:
@@ -195,8 +196,17 @@ class Whole:
         # A CPU has no kernels of ours, and goes on giving the bits that it gave before.
         if self.device.type != "cuda" or set(self.forms.values()) == {PLAIN}:
             return partial(self._evaluated, None)
-        evaluated = partial(self._evaluated, FoldedNetwork(self.module, compute_dtype(self.plan)))
+        evaluated = partial(self._evaluated_folded, FoldedNetwork(self.module, compute_dtype(self.plan)))
         return Recorded(evaluated) if self.plan.placement.graphs else evaluated
+
+    def _evaluated_folded(self, folded: FoldedNetwork, images: Tensor) -> Tensor:
+        """The scores of images, whose programs are compiled at the same time when a shape comes first."""
+        shape = "evaluation", images.shape
+        if shape not in self._compiled and not isinstance(self.plan.recipe.model, External):
+            self._compiled.add(shape)
+            with compiled_together(self.plan.placement.cpu_threads):
+                self._evaluated(folded, images)
+        return self._evaluated(folded, images)
 
     def _evaluated(self, forward: Callable[..., Any] | None, images: Tensor) -> Tensor:
         return mirrored_scores(

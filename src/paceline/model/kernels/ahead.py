@@ -13,6 +13,13 @@ COMPILERS = 16
 """At most so many programs are compiled at a time: a network has some 80, and a part of the work is Python's."""
 Programs = dict[tuple[Any, str], str]
 """What Triton compiles programs by: by the function and its key, the description that its `preload` takes."""
+_noting: list[Programs] = []
+"""Where programs are noted now, if they are."""
+
+
+def is_noting() -> bool:
+    """Whether this is inside `compiled_together`, where a launch may do nothing and no result is of any use."""
+    return bool(_noting)
 
 
 @contextmanager
@@ -37,9 +44,11 @@ def compiled_together(threads: int) -> Iterator[None]:
         return True
 
     runtime.jit_cache_hook = note
+    _noting.append(programs)
     try:
         yield
     finally:
+        _noting.clear()
         runtime.jit_cache_hook = None
     if programs:
         _compile(programs, threads)
