@@ -65,7 +65,7 @@ print(json.dumps({"digest": digest.hexdigest(), "numbers": numbers, "late": late
 
 
 def trained(folder: Path, how: str, *words: str) -> dict[str, object]:
-    """What three steps and an evaluation leave in a process that begins with nothing compiled, and what they compile."""
+    """What three steps and an evaluation leave in a process that has nothing compiled, and what they compile."""
     tests = str(Path(__file__).parent.parent)
     done = run_in(
         folder, how, *words, program=f"import sys; sys.path.insert(0, {tests!r})\n{TRAINED}",

@@ -94,15 +94,16 @@ class Whole:
         self._compiled.add(shape)
         if not self._compiles_ahead:
             return
-        try:
-            with compiled_together(self.plan.placement.cpu_threads):
+        with compiled_together(self.plan.placement.cpu_threads):
+            try:
                 self._begin()
                 self._train(0, batch, loss_scale)  # outside `micro_batches`, so that no gradient leaves
-        finally:
-            for parameter in self.parameters:
-                parameter.grad = None
-            self.statistics.pop()
-            torch.cuda.empty_cache()  # the step shall find as much memory as it would have without
+            finally:
+                for parameter in self.parameters:
+                    parameter.grad = None
+                self.statistics.pop()
+                # The programs are loaded now, and the step shall find as much memory as it would have without this.
+                torch.cuda.empty_cache()
 
     @property
     def _compiles_ahead(self) -> bool:
