@@ -30,11 +30,12 @@ _LOW = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
-_BLOCK = 1 << 15
-"""How many numbers are made at a time, few enough to stay in a core's cache through many passes; a multiple of 4."""
+_BLOCK = 1 << 17
+"""How many numbers are made at a time: few enough to stay in a processor's cache through many passes, and so many that
+threads seldom wait for Python's lock between these; a multiple of 4."""
 _THREADS = 8
 """At most so many threads make blocks: NumPy lets them run side by side, but for the moments between its passes."""
-_BLOCKS_EACH = 4
+_BLOCKS_EACH = 2
 """With fewer blocks for each, starting threads takes longer than it spares."""
 
 
