@@ -35,6 +35,7 @@ class Function:
         self.compiled: dict[str, str] = {}
         self.launched: list[str] = []
         self.loaded: list[str] = []
+        self.loaders: set[str] = set()
 
     def launch(self, key: str) -> None:
         """function[grid](...) with arguments that give this key."""
@@ -66,6 +67,7 @@ class _Kernel:
     @property
     def run(self) -> object:
         self._function.loaded.append(self._key)
+        self._function.loaders.add(threading.current_thread().name)
         return self
 
 
@@ -109,7 +111,9 @@ def test_what_is_launched_inside_is_compiled_once_on_other_threads(runtime: Any)
     assert [*other.compiled] == other.loaded == ["a"]
     assert sorted(one.loaded) == ["a", "b"]
     names = {name for function in (one, other) for key, name in function.compiled.items() if key != "warm"}
-    assert threading.current_thread().name not in names
+    own = threading.current_thread().name
+    assert own not in names
+    assert one.loaders == other.loaders == {own}, "modules of one name are not loaded at the same time"
     assert runtime.jit_cache_hook is None
     one.launch("b")
     assert one.launched[-1] == "b"
@@ -325,3 +329,4 @@ def test_there_is_a_pass_ahead_only_where_it_can_be_taken_back(words: tuple[str,
     assert network._compiles_ahead == expected
     network.forms = dict.fromkeys(network.forms, PLAIN)
     assert not network._compiles_ahead
+

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -69,12 +69,17 @@ def _compile(programs: Programs, threads: int) -> None:
     device = torch.cuda.current_device()  # each thread has its own
     pool = ThreadPoolExecutor(min(threads, COMPILERS), "compile", torch.cuda.set_device, (device,))
     try:
-        for ready in [pool.submit(_ready, function, data) for (function, _), data in programs.items()]:
-            ready.exception()
+        for compiled in as_completed([pool.submit(function.preload, data) for (function, _), data in programs.items()]):
+            with suppress(Exception):
+                _load(compiled.result())
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _ready(function: Any, data: str) -> object:
-    """Compile a program, build what launches it, and load both."""
-    return function.preload(data).run
+def _load(kernel: Any) -> object:
+    """Build what launches a compiled program, and load both.
+
+    One thread does this for all of them. What launches programs are modules of one name, and Python gives two threads
+    that load such modules at a time the same one: a program would be launched with the arguments of another.
+    """
+    return kernel.run
