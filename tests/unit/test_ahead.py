@@ -329,4 +329,3 @@ def test_there_is_a_pass_ahead_only_where_it_can_be_taken_back(words: tuple[str,
     assert network._compiles_ahead == expected
     network.forms = dict.fromkeys(network.forms, PLAIN)
     assert not network._compiles_ahead
-
