@@ -119,11 +119,14 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     interpret_kernels()
     from paceline.model.kernels import expand_triton
 
-    monkeypatch.setattr(expand_triton, "SMALL", Tile(32, 16, 0, 4, 3))
+    for tile in ("SUMS", "SMALL"):
+        monkeypatch.setattr(expand_triton, tile, Tile(32, 16, 0, 4, 3))
     return expand_triton
 
 
-@pytest.mark.parametrize(("groups", "rows", "inputs", "outputs"), [(2, 75, 24, 56), (1, 64, 16, 48), (3, 40, 8, 24)])
+@pytest.mark.parametrize(
+    ("groups", "rows", "inputs", "outputs"), [(2, 75, 24, 56), (1, 64, 16, 48), (3, 40, 8, 24), (1, 70, 64, 128)]
+)
 @pytest.mark.parametrize("activation", ["silu", "relu6", None])
 def test_interpreted_kernels_have_the_numbers_of_their_twins(
     ours: ModuleType, activation: Activation | None, groups: int, rows: int, inputs: int, outputs: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -163,6 +164,23 @@ def test_kernels_have_the_twin_s_numbers(
 def test_kernels_have_the_twin_s_numbers_for_rows_of_any_shape(kernels: ModuleType, shape: tuple[int, ...]) -> None:
     compare_with_twin(kernels, shape, "relu", False, False)
     compare_with_twin(kernels, shape, "silu", True, True)
+
+
+@pytest.mark.parametrize("activation", ["silu", "hardswish"])
+def test_activations_of_any_size_have_the_twin_s_numbers(kernels: ModuleType, activation: Activation) -> None:
+    x = torch.tensor([-1e30, -200.0, -90.0, -87.0, -20.0, -1e-30, 0.0, 1e-30, 20.0, 90.0, 200.0, 1e30, torch.nan])
+    x = x.repeat(5)[None, :, None].contiguous()
+    one, zero = torch.ones(1, 1), torch.zeros(1, 1)
+    with np.errstate(over="ignore"):  # of the interpreter, where exp2 gives infinity
+        ours, theirs = (
+            [
+                each.scale_shift(x, one, zero, activation),
+                each.norm_gradient(x, x, one, zero, one, zero, zero, activation),
+            ]
+            for each in (kernels, rows)
+        )
+    for value, expected in zip(ours, theirs, strict=True):
+        assert torch.allclose(value, expected, rtol=1e-6, atol=1e-30, equal_nan=True)
 
 
 def test_kernels_add_up_many_chunks_far_from_zero_to_the_digit(kernels: ModuleType) -> None:

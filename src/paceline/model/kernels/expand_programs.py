@@ -47,12 +47,17 @@ def expansion_sums_program(
         inside = tl.arange(0, BM) < rows - t * BM
         at = tile_rows(x, group, t, rows, C, BM) + tl.arange(0, BM)[:, None] * C + c[None, :]
         a = tl.load(at, mask=inside[:, None] & own[None, :], other=0.0)
+        if C < CP:  # a column of ones gives the sums
+            a = tl.where(c[None, :] == C, 1.0, a).to(a.dtype)
         d = tile_rows(dy, group, t, rows, N, BM)
         dz = _gradient_before(
             d, a, w, scale + group * N, shift + group * N, inside, cols, own, N, C, CP, ACTIVATION, BM
         )
-        s += tl.sum(dz.to(tl.float32), 0)
+        if C == CP:
+            s += tl.sum(dz.to(tl.float32), 0)
         acc = tl.dot(tl.trans(dz), a, acc)
+    if C < CP:
+        s = tl.sum(tl.where(c[None, :] == C, acc, 0.0), 1)
     to = (group * P + p).to(tl.int64) * N + cols
     tl.store(products + to[:, None] * C + c[None, :], acc, mask=there[:, None] & own[None, :])
     tl.store(sums + to, s, mask=there)

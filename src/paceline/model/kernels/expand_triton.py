@@ -9,17 +9,22 @@ from torch import Tensor
 from paceline.model.kernels import product_triton
 from paceline.model.kernels.expand_programs import expansion_gradient_program, expansion_sums_program
 from paceline.model.kernels.gram import WidenedGradient
-from paceline.model.kernels.gram_triton import PROGRAMS, floats, part_count, sum_parts
+from paceline.model.kernels.gram_triton import floats, part_count, sum_parts
+from paceline.model.kernels.rows_triton import MULTIPROCESSORS
 from paceline.model.kernels.tiles import Tile
 from paceline.settings.model import Activation
 
-SMALL, LARGE = Tile(64, 64, 0, 4, 3), Tile(128, 64, 0, 8, 2)
-"""The parts of the wide gradient that a program has at a time: small ones leave room for several programs."""
+SUMS, SMALL, LARGE = Tile(64, 64, 0, 4, 2), Tile(128, 32, 0, 4, 3), Tile(128, 64, 0, 8, 2)
+"""The parts of the wide gradient that a program has at a time, for sums and for gradients of few and of many narrow
+channels. They were chosen by the instructions and registers that they compile to."""
+MANY = 64
+"""More narrow channels than this are many."""
 
 
 def expanded(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, activation: Activation | None) -> Tensor:
     """act((x W^T) scale + shift)."""
-    return product_triton.product_act(x, weight, scale, shift, activation, None, product_triton.NARROW)
+    tile = product_triton.NARROW._replace(inner=32 if x.shape[2] <= 32 else 64)
+    return product_triton.product_act(x, weight, scale, shift, activation, None, tile)
 
 
 def expansion_sums(
@@ -28,12 +33,13 @@ def expansion_sums(
     """dz^T x and the sums of dz of each group, dz being the gradient before the activation; see the twin."""
     (groups, rows, c), n = x.shape, len(weight)
     assert all(each.is_contiguous() for each in (dy, x, weight, scale, shift))
-    t = SMALL
+    t, resident = SUMS, 2 if c > MANY else 3
     tiles, blocks = triton.cdiv(rows, t.rows), triton.cdiv(n, t.columns)
-    parts = part_count(groups * blocks, tiles, PROGRAMS // 2)
+    parts = part_count(groups * blocks, tiles, MULTIPROCESSORS * resident)
+    padded = _padded(c + 1 if c < MANY else c)  # with room for a column of ones
     products, sums = floats(x, groups, parts, n, c), floats(x, groups, parts, n)
     expansion_sums_program[(parts * blocks, groups)](
-        dy, x, weight, scale, shift, products, sums, rows, tiles, parts, n, c, _padded(c), activation,
+        dy, x, weight, scale, shift, products, sums, rows, tiles, parts, n, c, padded, activation,
         t.rows, t.columns, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     return sum_parts(products), sum_parts(sums)
@@ -46,7 +52,7 @@ def expansion_gradient(
     """The gradient of x: dz A + x Q + c; see the twin."""
     (groups, rows, c), n = x.shape, len(weight)
     assert all(each.is_contiguous() for each in (dy, x, weight, scale, shift, gradient.a, gradient.q, gradient.c))
-    dx, t = torch.empty_like(x), SMALL if c <= 64 else LARGE
+    dx, t = torch.empty_like(x), LARGE if c > MANY else SMALL
     expansion_gradient_program[(triton.cdiv(rows, t.rows), groups)](
         dy, x, weight, scale, shift, gradient.a, gradient.q, gradient.c, dx, rows, n, c, _padded(c), activation,
         t.rows, t.columns, num_warps=t.warps, num_stages=t.stages,

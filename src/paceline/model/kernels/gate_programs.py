@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 
-from paceline.model.kernels.rows_programs import activated, behind
+from paceline.model.kernels.rows_programs import activated, behind, sigmoid
 
 
 @triton.jit
@@ -33,10 +33,11 @@ def outputs_of_chunks(
     factor, term = _constant(scale, own, inside), _constant(shift, own, inside)
     s = tl.zeros([BR, BC], tl.float32)
     end = tl.minimum((chunk + 1) * chunk_rows, rows)
+    x += image * rows * channels
     for first in range(chunk * chunk_rows, end, BR):
         row = first + tl.arange(0, BR)
         seen = (row < end)[:, None] & inside[None, :]
-        at = (image * rows + row)[:, None] * channels + column[None, :]
+        at = row[:, None] * channels + column[None, :]
         y = activated(tl.load(x + at, mask=seen, other=0.0).to(tl.float32) * factor + term, ACTIVATION)
         s += tl.where(seen, y, 0.0)
     tl.store(partials + (image * chunks + chunk) * channels + column, tl.sum(s, 0), mask=inside)
@@ -79,7 +80,7 @@ def excite_of_image(
     factor = tl.load(weight + c[:, None] * width + h[None, :], mask=inside[:, None] & own[None, :], other=0.0)
     z = tl.sum(factor.to(tl.float32) * value[None, :], 1) + tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)
     if GATE == "sigmoid":
-        z = 1.0 / (1.0 + tl.exp(-z))
+        z = sigmoid(z)
     else:
         z = z / 6.0 + 0.5
         z = tl.where(z < 0.0, 0.0, tl.where(z > 1.0, 1.0, z))
@@ -95,7 +96,9 @@ def gated_of_tile(
     image, column, inside, own = _tile(channels, images, BC)
     row = tl.program_id(0) // tl.cdiv(channels, BC) * BR + tl.arange(0, BR)
     seen = (row < rows)[:, None] & inside[None, :]
-    at = (image * rows + row)[:, None] * channels + column[None, :]
+    x += image * rows * channels
+    y += image * rows * channels
+    at = row[:, None] * channels + column[None, :]
     z = tl.load(x + at, mask=seen, other=0.0).to(tl.float32) * _constant(scale, own, inside)
     value = activated(z + _constant(shift, own, inside), ACTIVATION)
     value = value * _constant(gate, image * channels + column, inside)
@@ -119,10 +122,12 @@ def gate_sums_of_chunks(
     plain_slopes = tl.zeros([BR, BC], tl.float32)
     plain_products = tl.zeros([BR, BC], tl.float32)
     end = tl.minimum((chunk + 1) * chunk_rows, rows)
+    d += image * rows * channels
+    x += image * rows * channels
     for first in range(chunk * chunk_rows, end, BR):
         row = first + tl.arange(0, BR)
         seen = (row < end)[:, None] & inside[None, :]
-        at = (image * rows + row)[:, None] * channels + column[None, :]
+        at = row[:, None] * channels + column[None, :]
         g = tl.load(d + at, mask=seen, other=0.0).to(tl.float32)
         v = tl.load(x + at, mask=seen, other=0.0).to(tl.float32)
         z = v * factor + term
@@ -151,7 +156,10 @@ def gated_gradient_of_tile(
     image, column, inside, own = _tile(channels, images, BC)
     row = tl.program_id(0) // tl.cdiv(channels, BC) * BR + tl.arange(0, BR)
     seen = (row < rows)[:, None] & inside[None, :]
-    at = (image * rows + row)[:, None] * channels + column[None, :]
+    d += image * rows * channels
+    x += image * rows * channels
+    dx += image * rows * channels
+    at = row[:, None] * channels + column[None, :]
     g = tl.load(d + at, mask=seen, other=0.0).to(tl.float32)
     v = tl.load(x + at, mask=seen, other=0.0).to(tl.float32)
     beside = image * channels + column

@@ -14,7 +14,7 @@ from paceline.model.kernels.rows_triton import MULTIPROCESSORS, WARPS
 from paceline.settings.model import Activation
 
 ELEMENTS = WARPS * 32 * 8
-"""How many numbers a tile has: one load of 16 bytes in bfloat16 for each thread."""
+"""How many numbers a tile of sums has: one load of 16 bytes in bfloat16 for each thread."""
 HIDDEN = 8
 """How many hidden numbers of squeeze-and-excite a program computes."""
 RESIDENT = 3
@@ -33,11 +33,8 @@ class _Tiles(NamedTuple):
     channels: int
     columns: int
     """Channels of a tile."""
-
-    @property
-    def height(self) -> int:
-        """Rows of a tile."""
-        return ELEMENTS // self.columns
+    height: int
+    """Rows of a tile."""
 
     @property
     def across(self) -> int:
@@ -96,7 +93,7 @@ def gated(x: Tensor, scale: Tensor, shift: Tensor, activation: Activation | None
     """y times the factor of its image and channel; see the twin."""
     assert x.is_contiguous()
     assert gate.is_contiguous()
-    y, tiles = torch.empty_like(x), _tiles(x, len(gate))
+    y, tiles = torch.empty_like(x), _tiles(x, len(gate), loads=2)
     programs.gated_of_tile[tiles.grid](
         x, y, scale, shift, gate, tiles.rows, tiles.channels, tiles.images,
         ACTIVATION=activation, BR=tiles.height, BC=tiles.columns, num_warps=WARPS,
@@ -116,7 +113,7 @@ def gate_sums(
     partials = torch.empty((5, images, chunks, tiles.channels), dtype=torch.float32, device=x.device)
     programs.gate_sums_of_chunks[(chunks * tiles.across, images)](
         d, x, mean, scale, shift, partials, tiles.rows, tiles.channels, length, tiles.images,
-        ACTIVATION=activation, BR=tiles.height, BC=tiles.columns, num_warps=WARPS,
+        ACTIVATION=activation, BR=tiles.height, BC=tiles.columns, num_warps=WARPS, maxnreg=80,
     )  # fmt: skip
     return GateSums(*_over_chunks(partials, 2))
 
@@ -127,20 +124,21 @@ def gated_gradient(
 ) -> Tensor:  # fmt: skip
     """a dz + b x + c, where dz is (d gate + term) times the slope of the activation; see the twin."""
     assert all(each.is_contiguous() for each in (d, x, gate, term, *constants))
-    dx, tiles = torch.empty_like(x), _tiles(x, len(gate))
+    dx, tiles = torch.empty_like(x), _tiles(x, len(gate), loads=2)
     programs.gated_gradient_of_tile[tiles.grid](
         d, x, dx, scale, shift, gate, term, *constants, tiles.rows, tiles.channels, tiles.images,
-        ACTIVATION=activation, BR=tiles.height, BC=tiles.columns, num_warps=WARPS,
+        ACTIVATION=activation, BR=tiles.height, BC=tiles.columns, num_warps=WARPS, maxnreg=80,
     )  # fmt: skip
     return dx
 
 
-def _tiles(x: Tensor, images: int) -> _Tiles:
+def _tiles(x: Tensor, images: int, loads: int = 1) -> _Tiles:
+    """Tiles in which each thread makes so many loads of 16 bytes; two share what they need of the channels."""
     groups, rows, channels = x.shape
     columns = min(128, channels & -channels)  # the largest power of two that divides it
     if columns < 32:
         columns = min(64, triton.next_power_of_2(channels))
-    return _Tiles(images // groups, images, rows * groups // images, channels, columns)
+    return _Tiles(images // groups, images, rows * groups // images, channels, columns, ELEMENTS * loads // columns)
 
 
 def _over_chunks(partials: Tensor, axis: int) -> Tensor:

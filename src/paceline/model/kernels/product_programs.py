@@ -35,8 +35,8 @@ def product_act_program(
         acc = tl.dot(left, right, acc)
     acc = acc * tl.load(scale + group * N + cols, mask=there, other=0.0).to(tl.float32)[None, :]
     acc += tl.load(shift + group * N + cols, mask=there, other=0.0).to(tl.float32)[None, :]
-    at = start * N + r[:, None] * N + cols[None, :]
+    at = r[:, None] * N + cols[None, :]
     seen = inside[:, None] & there[None, :]
     if SHORTCUT:
-        acc += tl.load(shortcut + at, mask=seen, other=0.0).to(tl.float32)
-    tl.store(y + at, activated(acc, ACTIVATION).to(y.dtype.element_ty), mask=seen)
+        acc += tl.load(shortcut + start * N + at, mask=seen, other=0.0).to(tl.float32)
+    tl.store(y + start * N + at, activated(acc, ACTIVATION).to(y.dtype.element_ty), mask=seen)

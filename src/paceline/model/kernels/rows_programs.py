@@ -10,6 +10,13 @@ import triton.language as tl  # type: ignore[import-not-found]
 
 
 @triton.jit
+def sigmoid(z):
+    """1 / (1 + exp(-z)), in half the instructions of exp and a division, which look after the tiniest numbers."""
+    root = tl.rsqrt(1.0 + tl.exp2(z * -1.4426950408889634))
+    return root * root
+
+
+@triton.jit
 def activated(z, ACTIVATION: tl.constexpr):
     """An activation of z."""
     # Comparisons are turned so that NaN passes through.
@@ -18,9 +25,9 @@ def activated(z, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "relu6":
         z = tl.where(z < 0.0, 0.0, tl.where(z > 6.0, 6.0, z))
     elif ACTIVATION == "silu":
-        z = z / (1.0 + tl.exp(-z))
+        z = z * sigmoid(z)
     elif ACTIVATION == "hardswish":
-        z = z * tl.where(z < -3.0, 0.0, tl.where(z > 3.0, 1.0, z / 6.0 + 0.5))
+        z = z * tl.where(z < -3.0, 0.0, tl.where(z > 3.0, 1.0, z * (1.0 / 6.0) + 0.5))
     return z
 
 
@@ -32,10 +39,10 @@ def behind(d, z, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "relu6":
         d = tl.where((z > 0.0) & (z < 6.0), d, 0.0)
     elif ACTIVATION == "silu":
-        sigmoid = 1.0 / (1.0 + tl.exp(-z))
-        d = d * sigmoid * (1.0 + z * (1.0 - sigmoid))
+        s = sigmoid(z)
+        d = d * s * (1.0 + z * (1.0 - s))
     elif ACTIVATION == "hardswish":
-        d = d * tl.where(z < -3.0, 0.0, tl.where(z > 3.0, 1.0, z / 3.0 + 0.5))
+        d = d * tl.where(z < -3.0, 0.0, tl.where(z > 3.0, 1.0, z * (1.0 / 3.0) + 0.5))
     return d
 
 
