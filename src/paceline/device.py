@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.planning import Plan
+
+LOADING = Lock()
+"""Held by whoever may load a Triton program beside other threads. What launches programs are modules of one name, and
+Python gives two threads that load such modules at a time the same one, so one program would get another's arguments."""
 
 
 def float_dtype(plan: Plan) -> torch.dtype:

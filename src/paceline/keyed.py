@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from paceline.machine import usable_cores
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,8 +32,8 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _BLOCK = 1 << 17
-"""How many numbers are made at a time: few enough to stay in a processor's cache through many passes, and so many that
-threads seldom wait for Python's lock between these; a multiple of 4."""
+"""How many numbers are made at a time, a multiple of 4: few enough that they stay in the processor's cache through many
+passes, and enough that threads seldom wait for Python's lock between two passes."""
 _THREADS = 8
 """At most so many threads make blocks: NumPy lets them run side by side, but for the moments between its passes."""
 _BLOCKS_EACH = 2
@@ -90,8 +91,8 @@ def host_words(key: int, count: int) -> NDArray[np.uint32]:
     """`count` random 32-bit words for a key, computed on the host."""
 
     def make(start: int, end: int) -> NDArray[np.int64]:
-        made = words(key, np.arange(start // 4, (end + 3) // 4, dtype=np.int64))
-        return np.stack(made, axis=1).reshape(-1)[: end - start]
+        fours = words(key, np.arange(start // 4, (end + 3) // 4, dtype=np.int64))
+        return np.stack(fours, axis=1).reshape(-1)[: end - start]
 
     return _in_blocks(np.empty(count, np.uint32), make)
 
@@ -113,15 +114,19 @@ def _in_blocks(numbers: Numbers, make: Callable[[int, int], NDArray[Any]]) -> Nu
         end = min(start + _BLOCK, count)
         numbers[start:end] = make(start, end)
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = min(_THREADS, cores, len(starts) // _BLOCKS_EACH)
+    threads = min(_THREADS, len(starts) // _BLOCKS_EACH)
+    if threads > 1:
+        threads = min(threads, usable_cores())
     if threads < 2:
         for start in starts:
             fill(start)
-    else:
-        with ThreadPoolExecutor(threads, "keyed") as pool:
-            for _ in pool.map(fill, starts):
-                pass
+        return numbers
+    pool = ThreadPoolExecutor(threads, "keyed")
+    try:
+        for _ in pool.map(fill, starts):
+            pass
+    finally:
+        pool.shutdown(cancel_futures=True)  # Ctrl-C shall not wait for millions of numbers
     return numbers
 
 

@@ -49,8 +49,7 @@ def this_machine() -> Machine:
             for row in rows
             if word == row[0] or row[3].startswith(word) or (word.startswith("MIG-") and row is rows[0])
         ]
-    total = os.cpu_count() or 1
-    cores = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total, _quota())
+    total, cores = os.cpu_count() or 1, usable_cores()
     return Machine(
         cores=cores,
         bound=cores < total,
@@ -62,6 +61,12 @@ def this_machine() -> Machine:
         bf16=bf16_instructions(_processor_facts()),
         numa_nodes=max(1, len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))),
     )
+
+
+def usable_cores() -> int:
+    """How many of the host's cores this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(allowed, _quota())
 
 
 def check_torch_build(device: str) -> None:

@@ -95,14 +95,23 @@ def test_bad_steps_are_skipped_where_they_are_recorded_too() -> None:
     assert session.state.bad.tolist() == [0] * 6 + [1] * 6 + [0] * 6
 
 
+def no_longer_called(_bad: object) -> None:
+    raise AssertionError("a step was recorded, and its average was not")
+
+
 @pytest.mark.parametrize("every", ["1 steps", "2 steps"])
-def test_an_average_follows_recorded_steps_by_a_recording_of_its_own(every: str) -> None:
+def test_an_average_follows_recorded_steps_by_a_recording_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, every: str
+) -> None:
     scale = "on.loss_scale={0 epochs: 1, 1 epochs: 16777216, 2 epochs: 1}"
     words = ("epochs=3", "on.precision=fp16", scale, "on.micro_batch=8", "ema.decay=0.9", f"ema.every={every}")
     session = assert_equal_bits(18, *words, recorded=1)
     assert session.state.bad.any()
-    assert session.graphs is not None
-    assert session.graphs.recorded_average is not None
+    assert session.state.ema is not None
+    monkeypatch.setattr(session.state.ema, "follow", no_longer_called)
+    batches = session.loader.training(session.state.step)
+    for _ in range(2):
+        take_step(session, next(batches))
 
 
 def test_a_dynamic_scale_moves_in_recorded_steps() -> None:

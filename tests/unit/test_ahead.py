@@ -30,9 +30,12 @@ FUSED = "on.kernels=fused"
 class Function:
     """What Triton makes of a kernel, as far as its hook goes: compiles for each key, and launches."""
 
-    def __init__(self, runtime: Any, faulty: bool = False) -> None:
-        self.runtime, self.faulty = runtime, faulty
-        self.compiled: dict[str, str] = {}
+    def __init__(
+        self, runtime: Any, faulty: bool = False, module: str = "paceline.model.kernels.rows_programs"
+    ) -> None:
+        self.runtime, self.faulty, self.module = runtime, faulty, module
+        self.no_memory = False
+        self.compiled: dict[str, Kernel] = {}
         self.launched: list[str] = []
         self.loaded: list[str] = []
         self.loaders: set[str] = set()
@@ -41,6 +44,7 @@ class Function:
         """function[grid](...) with arguments that give this key."""
         if key not in self.compiled and self._compile(key) is None:
             return
+        assert self.compiled[key].run
         self.launched.append(key)
 
     def preload(self, data: str) -> Any:
@@ -56,19 +60,30 @@ class Function:
         if self.faulty:
             raise RuntimeError("ptxas died")
         assert key not in self.compiled, "compiled twice"
-        self.compiled[key] = threading.current_thread().name
-        return _Kernel(self, key)
+        self.compiled[key] = Kernel(self, key)
+        return self.compiled[key]
 
 
-class _Kernel:
+class Kernel:
+    """What Triton has compiled, as far as loading goes: it remembers what launches, even where loading has failed."""
+
     def __init__(self, function: Function, key: str) -> None:
-        self._function, self._key = function, key
+        self._function, self._key, self.compiler = function, key, threading.current_thread().name
+        self._run: object = None
+        self.loaded = False
 
     @property
     def run(self) -> object:
-        self._function.loaded.append(self._key)
-        self._function.loaders.add(threading.current_thread().name)
-        return self
+        if self._run is None:
+            self._run = object()
+            if self._function.no_memory:
+                raise RuntimeError("out of memory")
+            self._function.loaded.append(self._key)
+            self._function.loaders.add(threading.current_thread().name)
+            self.loaded = True
+        if not self.loaded:
+            raise TypeError("no function")
+        return self._run
 
 
 @pytest.fixture
@@ -109,8 +124,8 @@ def test_what_is_launched_inside_is_compiled_once_on_other_threads(runtime: Any)
     assert one.launched == ["warm", "warm"], "what was compiled before is launched"
     assert sorted(one.compiled) == ["a", "b", "warm"]
     assert [*other.compiled] == other.loaded == ["a"]
-    assert sorted(one.loaded) == ["a", "b"]
-    names = {name for function in (one, other) for key, name in function.compiled.items() if key != "warm"}
+    assert sorted(one.loaded) == ["a", "b", "warm"]
+    names = {kernel.compiler for each in (one, other) for key, kernel in each.compiled.items() if key != "warm"}
     own = threading.current_thread().name
     assert own not in names
     assert one.loaders == other.loaders == {own}, "modules of one name are not loaded at the same time"
@@ -127,6 +142,29 @@ def test_a_program_that_cannot_be_compiled_says_so_when_it_is_launched(runtime: 
     assert [*good.compiled] == ["a"]
     with pytest.raises(RuntimeError, match="ptxas died"):
         bad.launch("a")
+
+
+def test_a_program_that_cannot_be_loaded_is_loaded_when_it_is_launched(runtime: Any) -> None:
+    function = Function(runtime)
+    function.no_memory = True
+    with compiled_together(THREADS):
+        function.launch("a")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        function.launch("a")
+    function.no_memory, function.compiled["a"]._run = False, None
+    function.launch("a")
+    assert function.launched == ["a"]
+
+
+def test_what_another_thread_launches_for_the_images_is_launched(runtime: Any) -> None:
+    ours, theirs = Function(runtime), Function(runtime, module="paceline.data.load.resample_cuda")
+    with compiled_together(THREADS):
+        ours.launch("a")
+        thread = threading.Thread(target=theirs.launch, args=("a",))
+        thread.start()
+        thread.join()
+        assert theirs.launched == ["a"]
+    assert ours.launched == []
 
 
 def test_work_that_fails_compiles_nothing_and_leaves_no_hook(runtime: Any) -> None:

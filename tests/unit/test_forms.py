@@ -14,7 +14,18 @@ from conftest import make_plan, make_session
 from paceline.data.load.loader import open_loader
 from paceline.errors import PlanError
 from paceline.model.build import build_network
-from paceline.model.forms import BOTH, BOTTLENECK, EXPANSION, NORMS, PLAIN, RELU, SQUEEZE, STEM, StepWeights, fuse
+from paceline.model.forms import (
+    BOTTLENECK,
+    EXPANSION,
+    EXPANSION_AND_SQUEEZE,
+    NORMS,
+    PLAIN,
+    RELU,
+    SQUEEZE,
+    STEM,
+    StepWeights,
+    fuse,
+)
 from paceline.model.kernels import bottleneck
 from paceline.model.kernels.bottleneck import compute_weight
 from paceline.model.layers import ConvNorm
@@ -62,7 +73,7 @@ def test_each_block_takes_the_fused_form_that_it_can_have(model: str, stem: str,
 @pytest.mark.parametrize(
     ("model", "first", "widening", "widest"),
     [
-        ("efficientnet-b0", SQUEEZE, BOTH, SQUEEZE),
+        ("efficientnet-b0", SQUEEZE, EXPANSION_AND_SQUEEZE, SQUEEZE),
         ("efficientnet-lite0", NORMS, EXPANSION, NORMS),
         ("mobilenet-v2", NORMS, EXPANSION, NORMS),
     ],
@@ -194,7 +205,7 @@ def test_two_steps_with_fused_blocks_are_the_plain_ones(
         ("resnet10", "stem", 32, STEM),
         ("{name: vgg11, head: mean}", "stage1/conv1", 32, RELU),
         ("googlenet", "inception3b", 32, NORMS),
-        pytest.param("efficientnet-cifar", "stage2/unit1", 32, BOTH, marks=pytest.mark.long),
+        pytest.param("efficientnet-cifar", "stage2/unit1", 32, EXPANSION_AND_SQUEEZE, marks=pytest.mark.long),
         ("mobilenet-v3-small", "stage1/unit1", 32, SQUEEZE),
         ("mobilenet-v3-small", "stage2/unit1", 32, EXPANSION),
         pytest.param("{name: inception-v3, auxiliary: 0}", "mixed5b", 75, NORMS, marks=pytest.mark.long),

@@ -21,7 +21,7 @@ from paceline.planning import Plan
 CAPABILITY = (8, 0)
 """Older devices have no tensor cores for bfloat16."""
 BOTTLENECK, STEM, SQUEEZE = "fused bottleneck", "fused stem", "fused squeeze-and-excite"
-EXPANSION, BOTH = "fused expansion", "fused expansion and squeeze-and-excite"
+EXPANSION, EXPANSION_AND_SQUEEZE = "fused expansion", "fused expansion and squeeze-and-excite"
 NORMS, RELU, PLAIN = "fused norms", "fused ReLU", "plain"
 ONE_KERNEL = (BatchNormAct, Convolution, MaxPool, MeanPool)
 """Layers with a fused form of their own, whatever block they stand in."""
@@ -51,7 +51,7 @@ def fuse(network: Network, plan: Plan) -> dict[str, str]:
             forms[name] = BOTTLENECK
         elif isinstance(block, InvertedUnit) and block.can_fuse_squeeze():
             block.fused = True
-            forms[name] = BOTH if forms[name] == EXPANSION else SQUEEZE
+            forms[name] = EXPANSION_AND_SQUEEZE if forms[name] == EXPANSION else SQUEEZE
         elif products and isinstance(block, Stem) and can_fuse_stem(block):
             block.fused = compute_dtype(plan)
             forms[name] = STEM

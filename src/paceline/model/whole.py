@@ -102,8 +102,6 @@ class Whole:
                 for parameter in self.parameters:
                     parameter.grad = None
                 self.statistics.pop()
-                # The programs are loaded now, and the step shall find as much memory as it would have without this.
-                torch.cuda.empty_cache()
 
     @property
     def _compiles_ahead(self) -> bool:

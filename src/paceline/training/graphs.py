@@ -49,13 +49,12 @@ class StepGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._seen: dict[object, int] = {}
         self._recordings: dict[object, Recording | None] = {}
-        self._taken: Recording | None = None
-        """The recording that the last step was, if it was one."""
 
-    @property
-    def recorded_average(self) -> Callable[[], None] | None:
-        """Lets the EMA follow the last step, if that was recorded."""
-        return None if self._taken is None or self._taken.average is None else self._taken.average.replay
+    def recorded_average(self, bad: Tensor) -> Callable[[], None] | None:
+        """What lets the EMA follow the step that gave this flag, if that step was a recording."""
+        recordings = (each for each in self._recordings.values() if each is not None and each.bad is bad)
+        average = next((recording.average for recording in recordings), None)
+        return None if average is None else average.replay
 
     def step(self, batches: list[MicroBatch], scale: Tensor) -> Tensor:
         """Forward, backward and update; gives the flag of a bad step."""
@@ -72,7 +71,7 @@ class StepGraphs:
 
     def _eager(self, batches: list[MicroBatch], scale: Tensor, readers: list[GradientReader]) -> Tensor:
         """A step on the stream that recordings use, so that what torch prepares there serves them too."""
-        self._taken, current = None, torch.cuda.current_stream()
+        current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             bad = device_step(self._session, batches, scale, readers)
@@ -136,7 +135,6 @@ class StepGraphs:
             if reader in wanted:
                 graph.replay()
         recording.update.replay()
-        self._taken = recording
         return recording.bad
 
 

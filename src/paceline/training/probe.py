@@ -226,6 +226,7 @@ def _peaks(session: Session, batches: list[MicroBatch]) -> dict[str, float]:
 
     for _ in range(WARM_STEPS):
         prepared, scale = begin_step(session, batches)
+        network.compile_ahead(prepared[0], scale)
         sums = watch("first", network.forward_backward, prepared[:1], scale)
         watch("following", network.forward_backward, prepared[1:], scale, 1)
         norm_sums, all_sums = network.all_reduce(sums)

@@ -35,5 +35,5 @@ def end_step(session: Session, bad: Tensor) -> None:
     state = session.state
     state.step += 1
     if state.ema is not None:
-        state.ema.update(state.step, bad, session.graphs.recorded_average if session.graphs else None)
+        state.ema.update(state.step, bad, session.graphs.recorded_average(bad) if session.graphs else None)
     session.requests.exchange(state.step)  # last: if another replica is missing, this step is saved whole

@@ -1,4 +1,4 @@
-"""Compiles the Triton programs of some work at the same time, before the work itself would do so one by one."""
+"""Compiles the Triton programs of a network's pass at the same time, before the pass itself would do so one by one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing import Any
 
 import torch
 
+from paceline.device import LOADING
+
+OURS = "paceline.model."
+"""Whose programs are noted. The hook is the whole process's, and threads that decode images launch programs too."""
 COMPILERS = 16
 """At most so many programs are compiled at a time: a network has some 80, and a part of the work is Python's."""
 Programs = dict[tuple[Any, str], str]
@@ -18,15 +22,15 @@ _noting: list[Programs] = []
 
 
 def is_noting() -> bool:
-    """Whether this is inside `compiled_together`, where a launch may do nothing and no result is of any use."""
+    """Whether programs are being noted, so that launches may do nothing and results mean nothing."""
     return bool(_noting)
 
 
 @contextmanager
 def compiled_together(threads: int) -> Iterator[None]:
-    """Inside, programs that are not compiled are noted in place of being launched; leaving compiles them on threads.
+    """Inside, a network's programs that are not compiled are noted in place of being launched; leaving compiles them.
 
-    So what the work inside computes is worthless. A program that cannot be compiled says so when it is launched.
+    So what the work inside computes means nothing. A program that cannot be compiled or loaded says so when launched.
     """
     runtime = _triton_runtime()
     if runtime is None or runtime.jit_cache_hook is not None:  # a tool that looks at what is compiled, and when
@@ -39,6 +43,8 @@ def compiled_together(threads: int) -> Iterator[None]:
         try:
             function, key, data = launch["fn"].jit_function, launch["key"], launch["compile"]["specialization_data"]
         except (KeyError, AttributeError):  # another version of Triton
+            return False
+        if not function.module.startswith(OURS):
             return False
         programs[function, key] = data
         return True
@@ -66,6 +72,8 @@ def _triton_runtime() -> Any:
 
 def _compile(programs: Programs, threads: int) -> None:
     """Have all of these ready to be launched on this device, but for those that cannot be."""
+    # Programs are loaded now, and the work shall find as much memory as it would have without this.
+    torch.cuda.empty_cache()
     device = torch.cuda.current_device()  # each thread has its own
     pool = ThreadPoolExecutor(min(threads, COMPILERS), "compile", torch.cuda.set_device, (device,))
     try:
@@ -76,10 +84,11 @@ def _compile(programs: Programs, threads: int) -> None:
         pool.shutdown(cancel_futures=True)
 
 
-def _load(kernel: Any) -> object:
-    """Build what launches a compiled program, and load both.
-
-    One thread does this for all of them. What launches programs are modules of one name, and Python gives two threads
-    that load such modules at a time the same one: a program would be launched with the arguments of another.
-    """
-    return kernel.run
+def _load(kernel: Any) -> None:
+    """Build what launches a compiled program, and load both; on one thread for all of them, see `LOADING`."""
+    try:
+        with LOADING:
+            kernel.run  # noqa: B018 - a property, which loads
+    except BaseException:
+        kernel._run = None  # else Triton takes it for loaded, and a launch would fail by its arguments
+        raise
