@@ -40,6 +40,10 @@ from paceline.world import World
 
 WORLD = World(torch.device("cpu"))
 FUSED = "on.kernels=fused"
+# Norms that divide by next to nothing would multiply rounding, by thousands in Inception's smallest maps.
+BATCH = ("norm={name: batch, epsilon: 0.1}", "norm_batch=8")
+GROUP = ("norm={name: group, groups: 4, epsilon: 0.1}",)
+PROXY = ("norm={name: group, groups: 4, epsilon: 0.1, proxy: true}",)
 
 
 def planned(model: str, *words: str) -> tuple[Plan, Network]:
@@ -200,20 +204,22 @@ def test_two_steps_with_fused_blocks_are_the_plain_ones(
 
 
 @pytest.mark.parametrize(
-    ("model", "block", "side", "fused"),
+    ("model", "norm", "block", "side", "fused"),
     [
-        ("resnet10", "stem", 32, STEM),
-        ("{name: vgg11, head: mean}", "stage1/conv1", 32, RELU),
-        ("googlenet", "inception3b", 32, NORMS),
-        pytest.param("efficientnet-cifar", "stage2/unit1", 32, EXPANSION_AND_SQUEEZE, marks=pytest.mark.long),
-        ("mobilenet-v3-small", "stage1/unit1", 32, SQUEEZE),
-        ("mobilenet-v3-small", "stage2/unit1", 32, EXPANSION),
-        pytest.param("{name: inception-v3, auxiliary: 0}", "mixed5b", 75, NORMS, marks=pytest.mark.long),
+        ("resnet10", BATCH, "stem", 32, STEM),
+        ("resnet10", GROUP, "stage1/unit1", 32, NORMS),
+        ("{name: vgg11, head: mean}", BATCH, "stage1/conv1", 32, RELU),
+        ("googlenet", BATCH, "inception3b", 32, NORMS),
+        pytest.param("efficientnet-cifar", BATCH, "stage2/unit1", 32, EXPANSION_AND_SQUEEZE, marks=pytest.mark.long),
+        ("mobilenet-v3-small", BATCH, "stage1/unit1", 32, SQUEEZE),
+        ("mobilenet-v3-small", BATCH, "stage2/unit1", 32, EXPANSION),
+        ("mobilenet-v3-small", PROXY, "stage2/unit1", 32, NORMS),
+        pytest.param("{name: inception-v3, auxiliary: 0}", BATCH, "mixed5b", 75, NORMS, marks=pytest.mark.long),
     ],
 )
-def test_a_pass_with_fused_blocks_is_the_plain_one(model: str, block: str, side: int, fused: str) -> None:
-    # Norms that divide by next to nothing would multiply rounding, by thousands in Inception's smallest maps.
-    norm = ("norm={name: batch, epsilon: 0.1}", "norm_batch=8")
+def test_a_pass_with_fused_blocks_is_the_plain_one(
+    model: str, norm: tuple[str, ...], block: str, side: int, fused: str
+) -> None:
     words = (f"model={model}", f"data.side={side}", *norm, "on.micro_batch=16", "on.precision=fp64", FUSED)
     plan = make_plan(*words)
     whole, batches, gradients = Whole(plan, WORLD), next(open_loader(plan, None, 0, WORLD.device).training(0)), []

@@ -13,7 +13,7 @@ from paceline.model.kernels.stem import can_fuse_stem
 from paceline.model.layers import ConvNorm, MaxPool, MeanPool
 from paceline.model.mobile import InvertedUnit
 from paceline.model.network import Network
-from paceline.model.norm import BatchNormAct
+from paceline.model.norm import BatchNormAct, GroupNormAct
 from paceline.model.precision import compute_dtype
 from paceline.model.resnet import ResidualUnit, Stem
 from paceline.planning import Plan
@@ -23,7 +23,8 @@ CAPABILITY = (8, 0)
 BOTTLENECK, STEM, SQUEEZE = "fused bottleneck", "fused stem", "fused squeeze-and-excite"
 EXPANSION, EXPANSION_AND_SQUEEZE = "fused expansion", "fused expansion and squeeze-and-excite"
 NORMS, RELU, PLAIN = "fused norms", "fused ReLU", "plain"
-ONE_KERNEL = (BatchNormAct, Convolution, MaxPool, MeanPool)
+FUSED_NORMS = (BatchNormAct, GroupNormAct)
+ONE_KERNEL = (*FUSED_NORMS, Convolution, MaxPool, MeanPool)
 """Layers with a fused form of their own, whatever block they stand in."""
 
 
@@ -60,7 +61,7 @@ def fuse(network: Network, plan: Plan) -> dict[str, str]:
 
 def _name(fused: Sequence[nn.Module]) -> str:
     """What a block is called after the layers in it that are one kernel."""
-    if any(isinstance(module, BatchNormAct) for module in fused):
+    if any(isinstance(module, FUSED_NORMS) for module in fused):
         return NORMS
     return RELU if fused else PLAIN
 

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from paceline import keyed
 from paceline.model.batch import Batch, Layer
 from paceline.model.kernels.folded import FoldedNorm, folded_norm_act
-from paceline.model.kernels.norm import fused_norm_act, moments_over_replicas
+from paceline.model.kernels.group_norm import GroupRule, fused_scale_shift
+from paceline.model.kernels.norm import BatchRule, fused_norm_act, moments_over_replicas
 from paceline.settings.model import Activation
 
 ACTIVATIONS: dict[Activation | None, Callable[[Tensor], Tensor]] = {
@@ -84,6 +85,17 @@ class GroupNormAct(NormAct):
         self.groups = max(g for g in range(1, min(groups, channels) + 1) if channels % g == 0)
         self.epsilon = epsilon
 
+    def forward(
+        self, x: Tensor, batch: Batch | None, shortcut: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        if self._takes_fused:
+            return fused_norm_act(self, GroupRule(self), x, shortcut, mask)
+        return super().forward(x, batch, shortcut, mask)
+
+    @property
+    def _takes_fused(self) -> bool:
+        return self.fused and not torch.compiler.is_compiling()
+
     def normalize(self, x: Tensor, batch: Batch | None) -> Tensor:  # noqa: ARG002 - each image is its own
         return F.group_norm(x, self.groups, self.weight, self.bias, self.epsilon)
 
@@ -122,6 +134,8 @@ class ProxyNormAct(GroupNormAct):
         proxy = self.quantiles[:, None] * (1 + self.proxy_weight) + self.proxy_bias
         var, mean = torch.var_mean(activate(proxy * self.weight + self.bias), dim=0, correction=0)
         inverse = torch.rsqrt(var + self.proxy_epsilon)
+        if self._takes_fused:
+            return fused_scale_shift(super().forward(x, batch), inverse, -mean * inverse)
         y = activate(self.normalize(x, batch))
         return (y - _per_channel(mean).to(y.dtype)) * _per_channel(inverse).to(y.dtype)
 
@@ -169,7 +183,7 @@ class BatchNormAct(NormAct):
         if self.folded is not None and batch is None:
             return folded_norm_act(self.folded, x, shortcut)
         if self.fused and batch is not None and not torch.compiler.is_compiling():
-            return fused_norm_act(self, x, batch, shortcut, mask)
+            return fused_norm_act(self, BatchRule(self, batch), x, shortcut, mask)
         return super().forward(x, batch, shortcut, mask)
 
     def fold(self) -> FoldedNorm:

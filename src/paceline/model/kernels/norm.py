@@ -1,10 +1,10 @@
-"""Batch norm, mask, shortcut and activation of a training pass as one fused form that keeps little for the backward."""
+"""Norm, mask, shortcut and activation of a training pass as one fused form that keeps little for the backward."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from paceline.model.kernels import rows
 
 if TYPE_CHECKING:
     from paceline.model.batch import Batch
-    from paceline.model.norm import BatchNormAct, SharedStatistics
+    from paceline.model.norm import BatchNormAct, NormAct, SharedStatistics
+    from paceline.settings.model import Activation
 
 
 class Normed(NamedTuple):
@@ -36,6 +37,47 @@ class NormGradient(NamedTuple):
     bias: Tensor
 
 
+class NormRule(Protocol):
+    """What a kind of norm makes of sums over the rows of its groups."""
+
+    @property
+    def activation(self) -> Activation | None:
+        """What follows the norm."""
+
+    def groups(self, images: int) -> int:
+        """How many groups the rows of so many images are."""
+
+    def normed(self, moments: tuple[Tensor, Tensor], rows: int) -> Normed:
+        """What both passes need, by the mean and variance of each channel over the rows of each group."""
+
+    def gradient(self, normed: Normed, weight: Tensor, sums: Tensor, products: Tensor, rows: int) -> NormGradient:
+        """The gradients by the sums of d and of d x over the rows of each group."""
+
+
+class BatchRule(NamedTuple):
+    """Batch norm in a pass: a group is the rows of a norm group, and statistics go to the batch's."""
+
+    norm: BatchNormAct
+    batch: Batch
+
+    @property
+    def activation(self) -> Activation | None:
+        """What follows the norm."""
+        return self.norm.activation
+
+    def groups(self, images: int) -> int:  # noqa: ARG002 - the batch knows
+        """How many norm groups the pass has."""
+        return len(self.batch.statistics)
+
+    def normed(self, moments: tuple[Tensor, Tensor], rows: int) -> Normed:
+        """What both passes need, by this replica's moments."""
+        return norm_by_moments(self.norm, moments, rows, self.batch)
+
+    def gradient(self, normed: Normed, weight: Tensor, sums: Tensor, products: Tensor, rows: int) -> NormGradient:
+        """The gradients by this replica's sums."""
+        return norm_gradient_by_sums(normed, weight, sums, products, rows, self.norm.shared)
+
+
 def rows_for(x: Tensor) -> ModuleType:
     """The functions of `rows` that suit a tensor: Triton's on CUDA, else the plain ones."""
     if not x.is_cuda or x.dtype == torch.float64:
@@ -56,15 +98,15 @@ def as_images(values: Tensor, shape: torch.Size) -> Tensor:
     return values.view(count, height, width, -1).permute(0, 3, 1, 2)
 
 
-def fused_norm_act(norm: BatchNormAct, x: Tensor, batch: Batch, shortcut: Tensor | None, mask: Tensor | None) -> Tensor:
-    """What a batch norm does to a micro-batch in training, in channels-last order."""
-    y = FusedBatchNorm.apply(x, norm.weight, norm.bias, shortcut, mask, batch, norm)  # type: ignore[no-untyped-call]
+def fused_norm_act(norm: NormAct, rule: NormRule, x: Tensor, shortcut: Tensor | None, mask: Tensor | None) -> Tensor:
+    """What a norm does to a micro-batch in training, in channels-last order."""
+    y = FusedNorm.apply(x, norm.weight, norm.bias, shortcut, mask, rule)  # type: ignore[no-untyped-call]
     assert isinstance(y, Tensor)
     return y
 
 
-class FusedBatchNorm(torch.autograd.Function):
-    """act(batch_norm(x) * mask + shortcut) over the norm groups of a pass; statistics go to the slots of the groups.
+class FusedNorm(torch.autograd.Function):
+    """act(norm(x) * mask + shortcut) over the groups of a pass.
 
     Of the data it keeps x, and where there is a shortcut what tells the slope of the activation: the output for ReLU
     and ReLU6, the shortcut itself for the others.
@@ -72,33 +114,33 @@ class FusedBatchNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, _bias: Tensor, shortcut: Tensor | None, mask: Tensor | None,
-        batch: Batch, norm: BatchNormAct,
+        ctx: Any, x: Tensor, weight: Tensor, _bias: Tensor | None, shortcut: Tensor | None, mask: Tensor | None,
+        rule: NormRule,
     ) -> Tensor:  # fmt: skip
-        kernels, groups = rows_for(x), len(batch.statistics)
+        kernels, groups, activation = rows_for(x), rule.groups(len(x)), rule.activation
         data, beside = as_rows(x, groups), None if shortcut is None else as_rows(shortcut, groups)
         factors = None if mask is None else mask.reshape(groups, -1).contiguous()
-        normed = norm_by_moments(norm, kernels.moments(data), data.shape[1], batch)
-        y = kernels.scale_shift(data, normed.scale, normed.shift, norm.activation, beside, factors)
+        normed = rule.normed(kernels.moments(data), data.shape[1])
+        y = kernels.scale_shift(data, normed.scale, normed.shift, activation, beside, factors)
         out = as_images(y, x.shape).data  # no view of y for autograd, which lets nobody change such outputs in place
-        told = norm.activation in ("relu", "relu6")
+        told = activation in ("relu", "relu6")
         ctx.save_for_backward(
             data, weight,
-            beside if norm.activation is not None and not told else None, out if beside is not None and told else None,
+            beside if activation is not None and not told else None, out if beside is not None and told else None,
             factors, *normed,
         )  # fmt: skip
-        ctx.shared, ctx.activation = norm.shared, norm.activation
+        ctx.rule, ctx.has_bias = rule, _bias is not None
         ctx.shortcut_type = None if shortcut is None else shortcut.dtype
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, weight, shortcut, out, mask, mean, inverse, scale, shift = ctx.saved_tensors
-        kernels, shape, activation = rows_for(x), gradients[0].shape, ctx.activation
+        kernels, shape, activation = rows_for(x), gradients[0].shape, ctx.rule.activation
         d, out = as_rows(gradients[0], len(x)), None if out is None else as_rows(out, len(x))
         sums, moments, dz = kernels.gradient_sums(d, x, scale, shift, activation, shortcut, mask, out)
         normed = Normed(mean, inverse, scale, shift)
-        a, b, c, dweight, dbias = norm_gradient_by_sums(normed, weight, sums, moments, x.shape[1], ctx.shared)
+        a, b, c, dweight, dbias = ctx.rule.gradient(normed, weight, sums, moments, x.shape[1])
         if dz is not None:
             d, activation = dz, None
         dx = dshortcut = None
@@ -106,7 +148,7 @@ class FusedBatchNorm(torch.autograd.Function):
             dx = as_images(kernels.norm_gradient(d, x, scale, shift, a, b, c, activation, mask), shape)
         if ctx.needs_input_grad[3]:
             dshortcut = as_images(d, shape).to(ctx.shortcut_type)
-        return dx, dweight, dbias, dshortcut, None, None, None
+        return dx, dweight, dbias if ctx.has_bias else None, dshortcut, None, None
 
 
 def norm_by_moments(norm: BatchNormAct, moments: tuple[Tensor, Tensor], rows: int, batch: Batch) -> Normed:
