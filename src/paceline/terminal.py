@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
@@ -14,6 +17,9 @@ from paceline.visible import visible
 
 class Terminal(Console):
     """A console that shows characters which would steer the terminal as escapes."""
+
+    works_on: bool = False
+    """Whether the command goes on when nobody reads its output any more: a window was closed, a connection cut."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, emoji=False, **options)
@@ -29,6 +35,25 @@ class Terminal(Console):
     @file.setter
     def file(self, new_file: IO[str]) -> None:
         self._file = new_file
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError as fault:
+            if fault.errno != errno.EIO:  # what a terminal that is gone answers
+                raise
+            self.on_broken_pipe()
+
+    def on_broken_pipe(self) -> None:
+        """End the command, because nobody reads on; or only its output, if the work is worth more than that."""
+        if not self.works_on:
+            super().on_broken_pipe()
+        self.quiet = True
+        gone = os.fstat(self.file.fileno())
+        with Path(os.devnull).open("wb") as nowhere:
+            for descriptor in (1, 2):  # neither shall fail when Python writes what is left at its end
+                if os.path.samestat(os.fstat(descriptor), gone):
+                    os.dup2(nowhere.fileno(), descriptor)
 
     def render_str(self, text: str, **options: Any) -> Text:
         # rich leaves some of them out of a text, where nobody would see that they were there.

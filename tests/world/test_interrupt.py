@@ -104,3 +104,22 @@ def test_signals_are_restored_and_mean_what_they_do_to_any_process_once_a_run_ha
     program = "import os; from paceline.starting import *; f = interruptible(); f.__enter__(); training_begins(); {}"
     done = run_in(tmp_path, program=program.format("os.kill(os.getpid(), 15)"))
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, "", "")
+
+
+@pytest.mark.parametrize("reader", ["terminal", "pipe"])
+def test_a_run_whose_output_nobody_reads_any_more_trains_to_its_end(tmp_path: Path, reader: str) -> None:
+    words = ["train", write_small(tmp_path, epochs="30"), "report=1 steps", "--out", "run"]
+    screen, output = pty.openpty() if reader == "terminal" else os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", *words], cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=output,
+        stderr=output, env=environment() | {"TERM": "xterm", "COLUMNS": "80"}, start_new_session=True,
+    )  # fmt: skip
+    os.close(output)
+    shown = b""
+    while b"loss" not in shown:
+        shown += os.read(screen, 4096)
+    os.close(screen)  # of another session than the run's, which gets no signal
+    assert process.wait(120) == 0
+    rows = rows_of(tmp_path / "run")
+    assert rows[-1]["kind"] == "end"
+    assert rows[-1]["step"] == rows[0]["steps"]

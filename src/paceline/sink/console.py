@@ -19,7 +19,7 @@ from paceline.terminal import Terminal
 from paceline.visible import long_time, plural
 
 
-def console() -> Console:
+def console() -> Terminal:
     """The terminal; a pipe gets long lines whole."""
     return Terminal(width=None if sys.stdout.isatty() else 200)
 
@@ -36,6 +36,8 @@ class ConsoleSink(Sink):
 
     def __init__(self, plan: Plan, run: Run, console: Console) -> None:
         self._plan, self._run, self._console = plan, run, console
+        if isinstance(console, Terminal):
+            console.works_on = True
         self._live = LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else None
         self._updated_at = time.monotonic()
         self._step = 0
