@@ -11,8 +11,8 @@ import pytest
 
 from folders_made import labels, picture, put
 from paceline.data.index import image_header
-from paceline.data.index.formats import folder as folders
 from paceline.data.index.formats.layout import split_named
+from paceline.data.index.locate import recognize
 from paceline.data.index.scan import open_index
 from paceline.data.index.table import Flag, Index
 from paceline.errors import DataError
@@ -141,8 +141,7 @@ def test_heic_is_read_with_pillow_heif_and_named_without(tmp_path: Path, monkeyp
     decode_into(encoded, int(row["flags"]), 24, 16, (0, 0, 16, 24), False, "bilinear", pixels)
     assert np.abs(pixels.astype(int) - (10, 200, 90)).max() < 12
 
-    for module in (image_header, folders):
-        monkeypatch.setattr(module, "heif_installed", lambda: False)
+    monkeypatch.setattr(image_header, "heif_installed", lambda: False)
     monkeypatch.setattr("paceline.data.index.formats.layout.heif_installed", lambda: False)
     monkeypatch.setattr("paceline.data.index.scan.heif_installed", lambda: False)
     without = opened(folder)
@@ -156,3 +155,10 @@ def test_heic_is_read_with_pillow_heif_and_named_without(tmp_path: Path, monkeyp
     with pytest.raises(DataError, match=r"are \.heic files, which pillow-heif reads; write pip install pillow-heif$"):
         opened(folder)
     assert image_header.parse_header(encoded).flags & Flag.UNREADABLE
+
+
+def test_a_folder_of_a_camera_s_raw_files_is_told_what_it_holds(tmp_path: Path) -> None:
+    put(tmp_path, "cat/1.CR2", "dog/2.cr2", content=b"II*")
+    for verb in (opened, recognize):
+        with pytest.raises(DataError, match=r"a camera's raw files, such as \.cr2 or \.nef; save them as JPEG or PNG"):
+            verb(tmp_path)

@@ -23,6 +23,7 @@ _PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000
 """What Pillow may be asked to read: some of its other readers start programs or hold no pictures."""
 
 HEIF_ENDINGS = (".heic", ".heif")
+RAW_ENDINGS = (".cr2", ".cr3", ".nef", ".arw", ".dng", ".raf", ".orf", ".rw2")
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"mif1", b"msf1")
 
 ORIENTATION = 0x0112

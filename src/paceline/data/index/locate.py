@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.index.scan import holds_images, open_index, refuse_unread_heif, suggestion
+from paceline.data.index.scan import holds_images, open_index, refuse_unread, suggestion
 from paceline.data.index.splits import EvaluationFiles
 from paceline.data.index.table import Flag, Index
 from paceline.errors import DataError
@@ -162,7 +162,7 @@ def recognize(folder: Path | None) -> str:
     name = name or next(filter(None, map(_cifar_in, around)), None)
     if name is not None:
         return name
-    refuse_unread_heif(folder)
+    refuse_unread(folder)
     raise DataError(
         f"{folder}: no data set is recognized here; expected CIFAR's binary files (data_batch_1.bin, or train.bin and "
         f"test.bin), images in class folders (train/, val/), TFRecords, WebDataset tars or a Paceline pack; or write "

@@ -19,7 +19,7 @@ from paceline.data.index import file
 from paceline.data.index.formats import Format, ScanUnit, UnitImages, first_few, tfrecord, visible_entries, webdataset
 from paceline.data.index.formats import folder as folders
 from paceline.data.index.formats import pack as packs
-from paceline.data.index.image_header import heif_installed
+from paceline.data.index.image_header import HEIF_ENDINGS, RAW_ENDINGS, heif_installed
 from paceline.data.index.label_file import LabelKey, labels_path
 from paceline.data.index.splits import EvaluationFiles, assemble_index
 from paceline.data.index.table import Index, Strings, Table
@@ -52,7 +52,7 @@ def open_index(data: Files, folder: Path, progress: Progress = silent, whole: bo
     """
     form = _format_of(folder)
     if form is None:
-        refuse_unread_heif(folder)
+        refuse_unread(folder)
         raise DataError(
             f"{folder}: no images are here; expected class folders (train/ and val/), TFRecords "
             f"(train-00000-of-01024), WebDataset tars (train-000000.tar) or a Paceline pack{suggestion(folder)}"
@@ -72,10 +72,15 @@ def open_index(data: Files, folder: Path, progress: Progress = silent, whole: bo
         return _build_index(source, writable, progress)
 
 
-def refuse_unread_heif(folder: Path) -> None:
-    """Refuse a folder whose images are all of phones, while nothing here reads them."""
-    if folders.holds_unread_heif(folder):
+def refuse_unread(folder: Path) -> None:
+    """Refuse a folder without images that has those of phones, while nothing here reads them, or of cameras."""
+    if not heif_installed() and folders.holds_ending(folder, HEIF_ENDINGS):
         raise DataError(f"{folder}: its images are .heic files, which pillow-heif reads; write pip install pillow-heif")
+    if folders.holds_ending(folder, RAW_ENDINGS):
+        raise DataError(
+            f"{folder}: its images are a camera's raw files, such as .cr2 or .nef; save them as JPEG or PNG, and name "
+            "the folder of those"
+        )
 
 
 def suggestion(folder: Path) -> str:

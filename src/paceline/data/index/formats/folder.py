@@ -24,7 +24,7 @@ from paceline.data.index.formats import (
     visible_entries,
 )
 from paceline.data.index.formats.layout import find_splits, folders_in, hold_the_same, is_image, split_named
-from paceline.data.index.image_header import HEIF_ENDINGS, heif_installed, read_header
+from paceline.data.index.image_header import HEIF_ENDINGS, read_header
 from paceline.data.index.table import ROW, Flag
 from paceline.errors import DataError
 from paceline.files import disk_faults, read_whole
@@ -205,9 +205,9 @@ def _has_images(folder: Path, levels: int, wanted: Callable[[str], bool] = is_im
     return levels > 1 and any(_has_images(folder / name, levels - 1, wanted) for name in sorted(subfolders)[:32])
 
 
-def holds_unread_heif(folder: Path) -> bool:
-    """Whether there are HEIC images here that cannot be read."""
-    return not heif_installed() and _has_images(folder, 3, lambda name: name.lower().endswith(HEIF_ENDINGS))
+def holds_ending(folder: Path, endings: tuple[str, ...]) -> bool:
+    """Whether there is a file here, or in one of the first few folders below, whose name ends so."""
+    return _has_images(folder, 3, lambda name: name.lower().endswith(endings))
 
 
 def _walk(folder: Path, name: str, split: SplitName, before: Mapping[str, ScanUnit], depth: int) -> Iterator[ScanUnit]:
