@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline import keyed
 from paceline.model.batch import Batch
+from paceline.model.kernels.rows import NormNumbers
 from paceline.model.norm import BatchNormAct
 from paceline.settings.model import Activation
 
@@ -68,6 +69,11 @@ def row_passes(
     y = kernels.scale_shift(x, scale, shift, activation, shortcut, mask)
     results = {"mean": mean, "var": var, "inverse": inverse, "scale": scale, "shift": shift}
     results |= {"statistics": statistics, "y": y}
+    written = torch.zeros_like(statistics)
+    slots = written[:, 1 : channels + 1], written[:, channels + 1 : 2 * channels + 1]
+    at_once = kernels.normed_moments(x, NormNumbers(weight, bias, 1e-5, slots))
+    assert all(map(torch.equal, at_once, (mean, inverse, scale, shift)))
+    assert torch.allclose(written, 2 * statistics, rtol=1e-6), "of one replica in place of two"
     outs = [None, y] if shortcut is not None and activation in ("relu", "relu6") else [None]
     for out in outs:
         sums, moments, dz = kernels.gradient_sums(dy, x, scale, shift, activation, shortcut, mask, out)

@@ -15,7 +15,7 @@ from paceline.augment.normalize import Normalize
 from paceline.model.batch import Batch
 from paceline.model.kernels import gram, pool
 from paceline.model.kernels.bottleneck import fused_bottleneck
-from paceline.model.kernels.norm import Normed
+from paceline.model.kernels.rows import Normed
 from paceline.model.kernels.stem import fused_stem
 
 pytestmark = [
@@ -37,6 +37,8 @@ def exact(value: Any) -> Any:
     """Tensors, or tuples of them, in float64."""
     if isinstance(value, Tensor):
         return value.double()
+    if isinstance(value, torch.dtype):
+        return torch.float64
     return type(value)(*map(exact, value)) if isinstance(value, tuple) else value
 
 
@@ -79,7 +81,7 @@ def test_kernels_have_float64_s_numbers(groups: int, rows: int, narrow: int, wid
     d, _ = both("masked", SHORT, drawn(groups, rows, wide).bfloat16(), x)
     product, sums = both("weight_product", 1e-4, d, a), d.float().sum(1)
     normed = Normed(moments.mean, (moments.var + 1e-5).rsqrt(), scale3, shift3)
-    _, _, back = both("widened_gradient", SHORT, product, sums, w3, scatter, weight_scatter, normed, rows)
+    _, _, back = both("widened_gradient", SHORT, product, sums, w3, scatter, weight_scatter, normed, rows, w3.dtype)
     both("input_gradient", SHORT, d, a, back)
     both("input_gradient_masked", 4 * SHORT, d, a, back, raw)
     both("input_gradient_added", 4 * SHORT, raw, w1, d, x, 8)

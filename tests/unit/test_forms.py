@@ -27,7 +27,7 @@ from paceline.model.forms import (
     fuse,
 )
 from paceline.model.kernels import bottleneck
-from paceline.model.kernels.bottleneck import compute_weight
+from paceline.model.kernels.bottleneck import compute_weight, wide_weight
 from paceline.model.layers import ConvNorm
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
@@ -148,6 +148,13 @@ def test_weights_are_copied_once_in_a_step() -> None:
         assert copy.dtype == torch.bfloat16
         assert copy.stride() == layer.weight.stride()
         assert torch.equal(copy, layer.weight.bfloat16())
+    for unit in units:
+        widening = [unit.conv3, *([unit.projection] if unit.projects else [])]
+        for layer in widening:
+            wide = wide_weight(layer, torch.bfloat16)
+            assert wide is layer.wide_step_weight
+            assert wide.dtype == torch.float32
+            assert torch.equal(wide, layer.weight.bfloat16().float()), "the numbers that are multiplied by"
     before = [compute_weight(layer, torch.float32) for layer in layers]
     with torch.no_grad():
         layers[0].weight.add_(1)

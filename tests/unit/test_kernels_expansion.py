@@ -14,7 +14,7 @@ from interpreted import interpret_kernels
 from paceline.model.batch import Batch
 from paceline.model.kernels import expand, gram
 from paceline.model.kernels.expansion import expansion_pays, fused_expansion
-from paceline.model.kernels.norm import Normed
+from paceline.model.kernels.rows import Normed
 from paceline.model.kernels.tiles import Tile
 from paceline.model.layers import ConvNorm, MakeNorm, conv
 from paceline.model.norm import BatchNormAct, Statistics
@@ -141,7 +141,7 @@ def test_interpreted_kernels_have_the_numbers_of_their_twins(
         moments, weight_scatter = small.widened_moments(weight, scatter, rows)
         normed = Normed(moments.mean, torch.rsqrt(moments.var + 1e-3), scale, shift)
         sums = kernels.expansion_sums(dy, x, weight, scale, shift, activation)
-        *parameters, widened = small.widened_gradient(*sums, weight, scatter, weight_scatter, normed, rows)
+        *parameters, widened = small.widened_gradient(*sums, weight, scatter, weight_scatter, normed, rows, x.dtype)
         dx = kernels.expansion_gradient(dy, x, weight, scale, shift, activation, widened)
         found.append([kernels.expanded(x, weight, scale, shift, activation), *scatter, *moments, weight_scatter, *sums,
                       *parameters, *widened, dx])  # fmt: skip

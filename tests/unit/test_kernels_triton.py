@@ -16,7 +16,7 @@ from torch import Tensor
 from bottleneck_cases import distance
 from interpreted import interpret_kernels
 from paceline.model.kernels import gram, pool
-from paceline.model.kernels.norm import Normed
+from paceline.model.kernels.rows import Normed, NormNumbers
 
 
 @pytest.fixture
@@ -87,6 +87,23 @@ def test_a_product_and_its_moments_have_the_twin_s_numbers(ours: ModuleType, cas
     assert_close(ours.product_moments(case.x, case.narrow), gram.product_moments(case.x, case.narrow))
 
 
+def test_norms_behind_products_have_the_twin_s_numbers_and_leave_their_moments(ours: ModuleType, case: Case) -> None:
+    groups, count = case.x.shape[:2]
+    scatter = gram.row_scatter(case.raw)
+    for channels, operation, arguments in (
+        (64, "product_normed", (case.x, case.narrow)),
+        (128, "widened_normed", (case.wide, scatter, count)),
+    ):
+        results = []
+        for kernels in (ours, gram):
+            statistics = torch.zeros(groups, 2 * channels + 3)
+            slots = statistics[:, 1 : channels + 1], statistics[:, channels + 1 : 2 * channels + 1]
+            numbers = NormNumbers(case.scale[0, :channels], case.shift[0, :channels], 1e-3, slots)
+            results.append([*getattr(kernels, operation)(*arguments, numbers), statistics])
+        assert_close(*results)
+        assert results[0][-1][:, 0].eq(0).all(), "before the slots"
+
+
 def test_scatters_have_the_twin_s_numbers(ours: ModuleType, case: Case) -> None:
     scale, shift = case.scale[:, :64].contiguous(), case.shift[:, :64].contiguous()
     assert_close(ours.relu_scatter(case.raw, scale, shift), gram.relu_scatter(case.raw, scale, shift))
@@ -115,7 +132,7 @@ def test_what_widens_has_the_twin_s_numbers(ours: ModuleType, case: Case) -> Non
     assert_close(ours.widened_moments(case.wide, scatter, rows), moments)
     normed = Normed(moments[0].mean, (moments[0].var + 1e-5).rsqrt(), case.scale, case.shift)
     product, sums = gram.weight_product(case.d, narrow), case.d.sum(1)
-    args = product, sums, case.wide, scatter, moments[1], normed, rows
+    args = product, sums, case.wide, scatter, moments[1], normed, rows, torch.float32
     gradient = gram.widened_gradient(*args)
     assert_close(ours.widened_gradient(*args), gradient)
     back = gradient[2]

@@ -67,18 +67,31 @@ def _name(fused: Sequence[nn.Module]) -> str:
 
 
 class StepWeights:
-    """16-bit copies of the weights that fused blocks multiply by, made once in a step by one call."""
+    """16-bit copies of the weights that fused blocks multiply by, made once in a step by one call.
+
+    The small matrices of widening convolutions are computed in float32 from the same numbers, so those are copied back.
+    """
 
     def __init__(self, network: Network, dtype: torch.dtype) -> None:
         units = [module for module in network.modules() if isinstance(module, ResidualUnit) and module.fused]
         layers = [layer for unit in units for layer in unit.modules() if isinstance(layer, nn.Conv2d)]
-        layers += [module.conv for module in network.modules() if isinstance(module, ConvNorm) and module.expands]
+        expanding = [module.conv for module in network.modules() if isinstance(module, ConvNorm) and module.expands]
+        layers += expanding
         self._layers = [layer for layer in layers if layer.weight.dtype != dtype]
         self._copies = [torch.empty_like(layer.weight, dtype=dtype, requires_grad=False) for layer in self._layers]
         for layer, copy in zip(self._layers, self._copies, strict=True):
             layer.step_weight = copy
+        widening = [unit.conv3 for unit in units] + [unit.projection for unit in units if unit.projects] + expanding
+        widening = [layer for layer in widening if layer in self._layers]
+        copies = dict(zip(self._layers, self._copies, strict=True))
+        self._short = [copies[layer] for layer in widening]
+        self._wide = [torch.empty_like(copy, dtype=torch.float32) for copy in self._short]
+        for layer, copy in zip(widening, self._wide, strict=True):
+            layer.wide_step_weight = copy
 
     def refresh(self) -> None:
         """Copy the weights as they are now, wherever an optimizer has put them since."""
         if self._copies:
             torch._foreach_copy_(self._copies, [layer.weight.detach() for layer in self._layers])
+        if self._wide:
+            torch._foreach_copy_(self._wide, self._short)

@@ -12,7 +12,16 @@ from torch.nn import functional as F
 from paceline.model.batch import Batch
 from paceline.model.kernels import gram
 from paceline.model.kernels.gram import Scatter, WidenedGradient
-from paceline.model.kernels.norm import Normed, as_images, as_rows, norm_by_moments, norm_gradient_by_sums, rows_for
+from paceline.model.kernels.norm import (
+    as_images,
+    as_rows,
+    kernel_numbers,
+    norm_by_moments,
+    norm_gradient_by_sums,
+    norm_of_rows,
+    rows_for,
+)
+from paceline.model.kernels.rows import Normed
 from paceline.model.norm import BatchNormAct, NormAct
 from paceline.settings.model import Activation
 
@@ -111,6 +120,12 @@ def compute_weight(layer: nn.Conv2d, dtype: torch.dtype) -> Tensor:
     """A convolution's weight in the type of the images: the copy that was made for the whole step, if there is one."""
     copy: Tensor | None = getattr(layer, "step_weight", None)
     return layer.weight.detach().to(dtype) if copy is None else copy
+
+
+def wide_weight(layer: nn.Conv2d, dtype: torch.dtype) -> Tensor:
+    """The numbers of `compute_weight` in float32 or wider, for the small matrices that they make."""
+    copy: Tensor | None = getattr(layer, "wide_step_weight", None)
+    return gram.wide(compute_weight(layer, dtype)) if copy is None else copy
 
 
 class _Bottleneck(torch.autograd.Function):
@@ -212,10 +227,26 @@ def like_parameter(parameter: Tensor, gradient: Tensor) -> Tensor:
     return gradient.view(parameter.shape).to(dtype)
 
 
-def _normed(norm: NormAct, moments: tuple[Tensor, Tensor], rows: int, batch: Batch) -> Normed:
-    """A norm by this replica's moments of each group, which go to the batch's statistics too."""
+def _product_norm(layer: nn.Conv2d, norm: NormAct, x: Tensor, batch: Batch) -> tuple[Tensor, Normed]:
+    """A product of rows, and the norm of what it gives, whose moments go to the batch's statistics."""
     assert isinstance(norm, BatchNormAct)
-    return norm_by_moments(norm, moments, rows, batch)
+    kernels, weight, numbers = gram_for(x), compute_weight(layer, x.dtype).flatten(1), kernel_numbers(norm, batch)
+    if numbers is None:
+        y, moments = kernels.product_moments(x, weight)
+        return y, norm_by_moments(norm, moments, x.shape[1], batch)
+    y, normed = kernels.product_normed(x, weight, numbers)
+    return y, normed
+
+
+def widened_norm(layer: nn.Conv2d, norm: NormAct, a: Tensor, scatter: Scatter, batch: Batch) -> tuple[Normed, Tensor]:
+    """The norm of a widening product of rows with this scatter; the weight times the scatter matrix comes with it."""
+    assert isinstance(norm, BatchNormAct)
+    kernels, weight, numbers = gram_for(a), wide_weight(layer, a.dtype).flatten(1), kernel_numbers(norm, batch)
+    if numbers is None:
+        moments, weight_scatter = kernels.widened_moments(weight, scatter, a.shape[1])
+        return norm_by_moments(norm, moments, a.shape[1], batch), weight_scatter
+    normed, weight_scatter = kernels.widened_normed(weight, scatter, a.shape[1], numbers)
+    return normed, weight_scatter
 
 
 def _norm_backward(
@@ -249,23 +280,20 @@ def _narrow_forward(
     unit: ResidualUnit, x: Tensor, shape: torch.Size, batch: Batch
 ) -> tuple[Narrow, Normed, Normed, Tensor]:
     """conv1, norm1, ReLU and conv2, with the norm behind that; the picture that conv2 gives comes last."""
-    kernels, ops = gram_for(x), rows_for(x)
-    a1, moments = kernels.product_moments(x, compute_weight(unit.conv1, x.dtype).flatten(1))
-    norm1 = _normed(unit.norm1, moments, x.shape[1], batch)
-    n1 = ops.scale_shift(a1, norm1.scale, norm1.shift, "relu")
+    a1, norm1 = _product_norm(unit.conv1, unit.norm1, x, batch)
+    n1 = rows_for(x).scale_shift(a1, norm1.scale, norm1.shift, "relu")
     conv, weight = unit.conv2, compute_weight(unit.conv2, x.dtype)
     picture = F.conv2d(as_images(n1, shape), weight, None, conv.stride, conv.padding, conv.dilation, conv.groups)
     picture = picture.contiguous(memory_format=torch.channels_last)
     a2 = as_rows(picture, len(x))
-    return Narrow(x, a1, n1, a2), norm1, _normed(unit.norm2, ops.moments(a2), a2.shape[1], batch), picture
+    assert isinstance(unit.norm2, BatchNormAct)
+    return Narrow(x, a1, n1, a2), norm1, norm_of_rows(unit.norm2, a2, batch), picture
 
 
 def _widen(layer: nn.Conv2d, norm: NormAct, a: Tensor, scatter: Scatter, batch: Batch) -> tuple[Widened, Normed]:
     """The norm of a widening product of rows with this scatter."""
-    kernels = gram_for(a)
-    weight = compute_weight(layer, a.dtype).flatten(1)
-    moments, weight_scatter = kernels.widened_moments(weight, scatter, a.shape[1])
-    return Widened(a, *scatter, weight_scatter), _normed(norm, moments, a.shape[1], batch)
+    normed, weight_scatter = widened_norm(layer, norm, a, scatter, batch)
+    return Widened(a, *scatter, weight_scatter), normed
 
 
 def _widened_backward(
@@ -275,8 +303,8 @@ def _widened_backward(
     assert isinstance(norm, BatchNormAct)
     kernels = gram_for(d)
     gradients: tuple[Tensor, Tensor, WidenedGradient] = kernels.widened_gradient(
-        kernels.weight_product(d, widened.a), sums, compute_weight(layer, d.dtype).flatten(1),
-        Scatter(widened.mean, widened.matrix), widened.weight_scatter, normed, d.shape[1], norm.shared,
+        kernels.weight_product(d, widened.a), sums, wide_weight(layer, d.dtype).flatten(1),
+        Scatter(widened.mean, widened.matrix), widened.weight_scatter, normed, d.shape[1], d.dtype, norm.shared,
     )  # fmt: skip
     return gradients
 

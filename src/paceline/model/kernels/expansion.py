@@ -10,9 +10,17 @@ from torch import Tensor, nn
 
 from paceline.model.batch import Batch
 from paceline.model.kernels import expand
-from paceline.model.kernels.bottleneck import ROWS_PER_CHANNEL, compute_weight, gram_for, like_parameter
+from paceline.model.kernels.bottleneck import (
+    ROWS_PER_CHANNEL,
+    compute_weight,
+    gram_for,
+    like_parameter,
+    wide_weight,
+    widened_norm,
+)
 from paceline.model.kernels.gram import Scatter
-from paceline.model.kernels.norm import Normed, as_images, as_rows, norm_by_moments
+from paceline.model.kernels.norm import as_images, as_rows
+from paceline.model.kernels.rows import Normed
 from paceline.model.norm import BatchNormAct
 
 TOGETHER = 8
@@ -61,10 +69,8 @@ class _Expansion(torch.autograd.Function):
         # The small matrices are float32, which autocast would round.
         with torch.autocast(x.device.type, enabled=False):
             data, weight = as_rows(x, len(batch.statistics)), compute_weight(layer, x.dtype).flatten(1)
-            gram = gram_for(x)
-            scatter = gram.row_scatter(data)
-            moments, weight_scatter = gram.widened_moments(weight, scatter, data.shape[1])
-            normed = norm_by_moments(norm, moments, data.shape[1], batch)
+            scatter = gram_for(x).row_scatter(data)
+            normed, weight_scatter = widened_norm(layer, norm, data, scatter, batch)
             y = expand_for(x).expanded(data, weight, normed.scale, normed.shift, norm.activation)
         ctx.save_for_backward(data, weight, *scatter, weight_scatter, *normed)
         ctx.layer, ctx.norm, ctx.shape = layer, norm, x.shape
@@ -76,8 +82,9 @@ class _Expansion(torch.autograd.Function):
         normed, activation, norm, kernels = Normed(*saved), ctx.norm.activation, ctx.norm, expand_for(x)
         dy = as_rows(gradients[0], len(x))
         product, sums = kernels.expansion_sums(dy, x, weight, normed.scale, normed.shift, activation)
+        wide, scatter = wide_weight(ctx.layer, x.dtype).flatten(1), Scatter(mean, matrix)
         d_scale, d_shift, widened = gram_for(x).widened_gradient(
-            product, sums, weight, Scatter(mean, matrix), weight_scatter, normed, x.shape[1], norm.shared
+            product, sums, wide, scatter, weight_scatter, normed, x.shape[1], x.dtype, norm.shared
         )
         dx = None
         if ctx.needs_input_grad[0]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.model.kernels.norm import Normed
+from paceline.model.kernels.rows import Normed, NormNumbers, norm_constants
 from paceline.model.norm import SharedStatistics
 
 
@@ -53,6 +53,12 @@ def product_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Moments]:
     return y, Moments(mean, var)
 
 
+def product_normed(x: Tensor, weight: Tensor, numbers: NormNumbers) -> tuple[Tensor, Normed]:
+    """y = x W^T, and what a norm makes of its moments."""
+    y, moments = product_moments(x, weight)
+    return y, norm_constants(*moments, numbers, x.shape[1])
+
+
 def relu_scatter(x: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Scatter]:
     """relu(x scale + shift), and the scatter of that."""
     y = torch.relu(wide(x) * scale[:, None] + shift[:, None]).to(x.dtype)
@@ -71,6 +77,12 @@ def widened_moments(weight: Tensor, scatter: Scatter, rows: int) -> tuple[Moment
     weight_scatter = wide(weight) @ scatter.matrix
     var = (weight_scatter * wide(weight)).sum(2).clamp_min(0) / rows
     return Moments(scatter.mean @ wide(weight).t(), var), weight_scatter
+
+
+def widened_normed(weight: Tensor, scatter: Scatter, rows: int, numbers: NormNumbers) -> tuple[Normed, Tensor]:
+    """What a norm makes of the moments of a W^T; W times the scatter matrix comes with it."""
+    moments, weight_scatter = widened_moments(weight, scatter, rows)
+    return norm_constants(*moments, numbers, rows), weight_scatter
 
 
 def product_norm(a: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor) -> Tensor:
@@ -100,10 +112,10 @@ def weight_product(d: Tensor, a: Tensor) -> Tensor:
 
 def widened_gradient(
     product: Tensor, sums: Tensor, weight: Tensor, scatter: Scatter, weight_scatter: Tensor, normed: Normed,
-    rows: int, shared: SharedStatistics | None = None,
+    rows: int, dtype: torch.dtype, shared: SharedStatistics | None = None,
 ) -> tuple[Tensor, Tensor, WidenedGradient]:  # fmt: skip
     """The gradients of the weight and bias of a norm behind a widening product, and those of the product, by d^T a and
-    the sums of d.
+    the sums of d. What the data are multiplied by is of their type.
 
     `rows` counts this replica's rows of a group, whose own mean differs from the group's where replicas share it.
     """
@@ -122,7 +134,7 @@ def widened_gradient(
     q = -(own.t() @ (m2[..., None] * scaled))
     c = (normed.scale * (m2 * normed.mean - m1)) @ own
     d_weight = (normed.scale[..., None] * by_rows).sum(0)
-    widened = WidenedGradient(d_weight, scaled.to(weight.dtype), q.to(weight.dtype), c)
+    widened = WidenedGradient(d_weight, scaled.to(dtype), q.to(dtype), c)
     return (normed.inverse * deviations).sum(0), sums.sum(0), widened
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 
+from paceline.model.kernels.rows_programs import write_constants
+
 
 @triton.jit
 def part_rows(p, parts, tiles, rows, BM: tl.constexpr):
@@ -93,9 +95,11 @@ def product_moments_program(
 
 @triton.jit(do_not_specialize=["rows", "tiles", "P"])
 def combine_moments_program(
-    parts, mean, var, rows, tiles, P, N: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr
+    parts, mean, var, weight, bias, inverse, scale, means, variances, rows, tiles, P, stride, epsilon,
+    N: tl.constexpr, BM: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
-    """The mean, and the variance around it where `var` is wanted, of parts that are (pivot, sum, sum of squares)."""
+    """The mean, and the variance around it, of parts that are (pivot, sum, sum of squares), and what a norm makes of
+    them."""
     group = tl.program_id(1)
     cols = tl.program_id(0) * BN + tl.arange(0, BN)
     total = tl.zeros([BP, BN], tl.float64)
@@ -117,8 +121,15 @@ def combine_moments_program(
         s = tl.load(at + N, mask=there, other=0.0).to(tl.float64)
         q = tl.load(at + 2 * N, mask=there, other=0.0).to(tl.float64)
         total += tl.where(there, q + 2.0 * d * s + n * d * d, 0.0)
-    tl.store(mean + group * N + cols, m.to(tl.float32))
-    tl.store(var + group * N + cols, tl.maximum(tl.sum(total, 0) / rows, 0.0).to(tl.float32))
+    m = m.to(tl.float32)
+    v = tl.maximum(tl.sum(total, 0) / rows, 0.0).to(tl.float32)
+    tl.store(mean + group * N + cols, m)
+    tl.store(var + group * N + cols, v)
+    if NORMED:
+        write_constants(
+            m.to(tl.float64), v.to(tl.float64), weight, bias, inverse, scale, means, variances, group, cols, cols < N,
+            N, stride, epsilon, rows, 1,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "tiles", "P"])

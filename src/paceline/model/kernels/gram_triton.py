@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton  # type: ignore[import-not-found]
@@ -20,7 +21,8 @@ from paceline.model.kernels.gram_programs import (
     scatter_program,
     sum_parts_program,
 )
-from paceline.model.kernels.norm import Normed
+from paceline.model.kernels.rows import Normed, NormNumbers
+from paceline.model.kernels.rows_triton import constant_arguments, constants_like, slot_arguments
 from paceline.model.kernels.tiles import Tile, tile
 from paceline.model.kernels.widened_programs import widened_gradient_program, widened_moments_program
 from paceline.model.norm import SharedStatistics
@@ -43,6 +45,17 @@ def masked(dy: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
 
 def product_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Moments]:
     """y = x W^T, and its moments."""
+    y, parts = _product_moments(x, weight)
+    return y, parts.moments()
+
+
+def product_normed(x: Tensor, weight: Tensor, numbers: NormNumbers) -> tuple[Tensor, Normed]:
+    """y = x W^T, and what a norm makes of its moments."""
+    y, parts = _product_moments(x, weight)
+    return y, parts.normed(numbers)
+
+
+def _product_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, _Parts]:
     (groups, rows, k), n = x.shape, len(weight)
     t = _tile(x, "product_moments", n, k)
     tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
@@ -52,9 +65,42 @@ def product_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Moments]:
         x, weight, y, sums, rows, tiles, parts, n, k, t.rows, t.columns, t.inner, rows % t.rows == 0,
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
-    mean, var = floats(x, 2, groups, n)
-    combine_moments_program[(n // 16, groups)](sums, mean, var, rows, tiles, parts, n, t.rows, 64, 16, num_warps=4)
-    return y, Moments(mean, var)
+    return y, _Parts(sums, rows, tiles, t.rows, 16)
+
+
+class _Parts(NamedTuple):
+    """Pivots, sums and sums of squares of rows, as programs have left them."""
+
+    sums: Tensor
+    """[groups, programs, 3, channels]."""
+    rows: int
+    tiles: int
+    height: int
+    """Rows of a tile."""
+    together: int
+    """How many channels one program adds up."""
+
+    def moments(self) -> Moments:
+        """The moments of all rows of each group."""
+        mean, var = floats(self.sums, 2, len(self.sums), self.sums.shape[3])
+        self._combine(mean, var, None, None)
+        return Moments(mean, var)
+
+    def normed(self, numbers: NormNumbers) -> Normed:
+        """What a norm makes of the moments."""
+        mean, var = floats(self.sums, 2, len(self.sums), self.sums.shape[3])
+        constants = constants_like(mean)
+        self._combine(mean, var, numbers, constants)
+        return Normed(mean, *constants)
+
+    def _combine(
+        self, mean: Tensor, var: Tensor, numbers: NormNumbers | None, constants: tuple[Tensor, Tensor, Tensor] | None
+    ) -> None:
+        groups, count, _, n = self.sums.shape
+        combine_moments_program[(n // self.together, groups)](
+            self.sums, mean, var, *constant_arguments(numbers, constants), self.rows, self.tiles, count,
+            *slot_arguments(numbers), n, self.height, 64, self.together, numbers is not None, num_warps=4,
+        )  # fmt: skip
 
 
 def relu_scatter(x: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Scatter]:
@@ -97,10 +143,7 @@ def _scatter(x: Tensor, y: Tensor, scale: Tensor | None, shift: Tensor | None) -
         x, y, scale if apply else x, shift if apply else x, sums, matrices, rows, tiles, parts, channels, padded,
         t.rows, apply, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
-    mean, unused = floats(x, 2, groups, channels)
-    combine_moments_program[(channels // together, groups)](
-        sums, mean, unused, rows, tiles, parts, channels, t.rows, 64, together, num_warps=4
-    )
+    mean = _Parts(sums, rows, tiles, t.rows, together).moments().mean
     matrix = floats(x, groups, channels, channels)
     combine_scatter_program[(channels * channels // ELEMENTS, groups)](
         sums, matrices, mean, matrix, rows, tiles, parts, channels, t.rows, 64, ELEMENTS, num_warps=4
@@ -110,13 +153,28 @@ def _scatter(x: Tensor, y: Tensor, scale: Tensor | None, shift: Tensor | None) -
 
 def widened_moments(weight: Tensor, scatter: Scatter, rows: int) -> tuple[Moments, Tensor]:
     """The moments of a W^T by the scatter of `rows` rows a; W times the scatter matrix comes with them."""
+    mean, var = floats(weight, 2, len(scatter.mean), len(weight))
+    return Moments(mean, var), _widened_moments(weight, scatter, rows, mean, var)
+
+
+def widened_normed(weight: Tensor, scatter: Scatter, rows: int, numbers: NormNumbers) -> tuple[Normed, Tensor]:
+    """What a norm makes of the moments of a W^T; W times the scatter matrix comes with it."""
+    mean, var = floats(weight, 2, len(scatter.mean), len(weight))
+    constants = constants_like(mean)
+    return Normed(mean, *constants), _widened_moments(weight, scatter, rows, mean, var, numbers, constants)
+
+
+def _widened_moments(
+    weight: Tensor, scatter: Scatter, rows: int, mean: Tensor, var: Tensor, numbers: NormNumbers | None = None,
+    constants: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> Tensor:  # fmt: skip
     (groups, channels), n = scatter.mean.shape, len(weight)
     weight_scatter = torch.matmul(weight.float(), scatter.matrix)
-    mean, var = floats(weight, 2, groups, n)
     widened_moments_program[(n // 8, groups)](
-        weight, weight_scatter, scatter.mean, mean, var, rows, n, channels, 8, 64, num_warps=4
-    )
-    return Moments(mean, var), weight_scatter
+        weight, weight_scatter, scatter.mean, mean, var, *constant_arguments(numbers, constants), rows, n,
+        *slot_arguments(numbers), channels, 8, 64, numbers is not None, num_warps=4,
+    )  # fmt: skip
+    return weight_scatter
 
 
 def product_norm(a: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor) -> Tensor:
@@ -152,21 +210,21 @@ def weight_product(d: Tensor, a: Tensor) -> Tensor:
 
 def widened_gradient(
     product: Tensor, sums: Tensor, weight: Tensor, scatter: Scatter, weight_scatter: Tensor, normed: Normed,
-    rows: int, shared: SharedStatistics | None = None,
+    rows: int, dtype: torch.dtype, shared: SharedStatistics | None = None,
 ) -> tuple[Tensor, Tensor, WidenedGradient]:  # fmt: skip
     """The gradients of the weight and bias of a norm behind a widening product, and those of the product."""
     if shared is not None:
-        return gram.widened_gradient(product, sums, weight, scatter, weight_scatter, normed, rows, shared)
+        return gram.widened_gradient(product, sums, weight, scatter, weight_scatter, normed, rows, dtype, shared)
     groups, n, c = product.shape
     d_weight, d_gamma, d_beta = floats(product, n, c), floats(product, n), floats(product, n)
-    scaled, weighted = torch.empty_like(product, dtype=weight.dtype), torch.empty_like(product)
+    scaled, weighted = torch.empty_like(product, dtype=dtype), torch.empty_like(product)
     constants = torch.empty_like(sums)
     widened_gradient_program[(n // 4,)](
         product, sums, weight, scatter.mean, weight_scatter, normed.mean, normed.inverse, normed.scale, d_weight,
         scaled, weighted, constants, d_gamma, d_beta, rows, groups, n, c, 4, 64, num_warps=4,
     )  # fmt: skip
     own = weight.float()
-    q = torch.matmul(own.t(), weighted).to(weight.dtype)
+    q = torch.matmul(own.t(), weighted).to(dtype)
     return d_gamma, d_beta, WidenedGradient(d_weight, scaled, q, constants @ own)
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.model.kernels.norm import Normed, NormGradient, as_images, as_rows, rows_for
+from paceline.model.kernels.norm import NormGradient, as_images, as_rows, rows_for
+from paceline.model.kernels.rows import Normed
 
 if TYPE_CHECKING:
     from paceline.model.norm import GroupNormAct
@@ -28,9 +29,9 @@ class GroupRule(NamedTuple):
         """Each image is its own."""
         return images
 
-    def normed(self, moments: tuple[Tensor, Tensor], rows: int) -> Normed:  # noqa: ARG002 - variances are biased
+    def normed(self, data: Tensor) -> Normed:
         """What both passes need, [images, channels] each."""
-        own_mean, own_var = (values.double() for values in moments)
+        own_mean, own_var = (values.double() for values in rows_for(data).moments(data))
         mean = self._means(own_mean)
         inverse = torch.rsqrt(self._means(own_var + (own_mean - mean).square()) + self.norm.epsilon)
         scale = self.norm.weight * inverse

@@ -10,21 +10,12 @@ import torch
 from torch import Tensor
 
 from paceline.model.kernels import rows
+from paceline.model.kernels.rows import Normed, NormNumbers
 
 if TYPE_CHECKING:
     from paceline.model.batch import Batch
     from paceline.model.norm import BatchNormAct, NormAct, SharedStatistics
     from paceline.settings.model import Activation
-
-
-class Normed(NamedTuple):
-    """What both passes need of a norm: [groups, channels] each."""
-
-    mean: Tensor
-    inverse: Tensor
-    """One over the standard deviation."""
-    scale: Tensor
-    shift: Tensor
 
 
 class NormGradient(NamedTuple):
@@ -47,8 +38,8 @@ class NormRule(Protocol):
     def groups(self, images: int) -> int:
         """How many groups the rows of so many images are."""
 
-    def normed(self, moments: tuple[Tensor, Tensor], rows: int) -> Normed:
-        """What both passes need, by the mean and variance of each channel over the rows of each group."""
+    def normed(self, data: Tensor) -> Normed:
+        """What both passes need for these rows of each group."""
 
     def gradient(self, normed: Normed, weight: Tensor, sums: Tensor, products: Tensor, rows: int) -> NormGradient:
         """The gradients by the sums of d and of d x over the rows of each group."""
@@ -69,9 +60,9 @@ class BatchRule(NamedTuple):
         """How many norm groups the pass has."""
         return len(self.batch.statistics)
 
-    def normed(self, moments: tuple[Tensor, Tensor], rows: int) -> Normed:
-        """What both passes need, by this replica's moments."""
-        return norm_by_moments(self.norm, moments, rows, self.batch)
+    def normed(self, data: Tensor) -> Normed:
+        """What both passes need, by this replica's rows."""
+        return norm_of_rows(self.norm, data, self.batch)
 
     def gradient(self, normed: Normed, weight: Tensor, sums: Tensor, products: Tensor, rows: int) -> NormGradient:
         """The gradients by this replica's sums."""
@@ -120,7 +111,7 @@ class FusedNorm(torch.autograd.Function):
         kernels, groups, activation = rows_for(x), rule.groups(len(x)), rule.activation
         data, beside = as_rows(x, groups), None if shortcut is None else as_rows(shortcut, groups)
         factors = None if mask is None else mask.reshape(groups, -1).contiguous()
-        normed = rule.normed(kernels.moments(data), data.shape[1])
+        normed = rule.normed(data)
         y = kernels.scale_shift(data, normed.scale, normed.shift, activation, beside, factors)
         out = as_images(y, x.shape).data  # no view of y for autograd, which lets nobody change such outputs in place
         told = activation in ("relu", "relu6")
@@ -149,6 +140,22 @@ class FusedNorm(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             dshortcut = as_images(d, shape).to(ctx.shortcut_type)
         return dx, dweight, dbias if ctx.has_bias else None, dshortcut, None, None
+
+
+def kernel_numbers(norm: BatchNormAct, batch: Batch) -> NormNumbers | None:
+    """What kernels need for making a batch norm's constants; None where other replicas have to be asked first."""
+    if norm.shared is not None:
+        return None
+    return NormNumbers(norm.weight, norm.bias, norm.epsilon, norm.columns(batch.statistics))
+
+
+def norm_of_rows(norm: BatchNormAct, data: Tensor, batch: Batch) -> Normed:
+    """A norm of the rows of each group, whose moments go to the batch's statistics."""
+    kernels, numbers = rows_for(data), kernel_numbers(norm, batch)
+    if numbers is None:
+        return norm_by_moments(norm, kernels.moments(data), data.shape[1], batch)
+    normed: Normed = kernels.normed_moments(data, numbers)
+    return normed
 
 
 def norm_by_moments(norm: BatchNormAct, moments: tuple[Tensor, Tensor], rows: int, batch: Batch) -> Normed:

@@ -7,6 +7,8 @@ rows of an image. Arithmetic is in float32 or wider, and results are stored in t
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,10 +16,41 @@ from torch.nn import functional as F
 from paceline.settings.model import Activation
 
 
+class Normed(NamedTuple):
+    """What both passes need of a norm: [groups, channels] each."""
+
+    mean: Tensor
+    inverse: Tensor
+    """One over the standard deviation."""
+    scale: Tensor
+    shift: Tensor
+
+
+class NormNumbers(NamedTuple):
+    """What a batch norm makes its constants of, beside the moments of its groups."""
+
+    weight: Tensor
+    bias: Tensor
+    epsilon: float
+    slots: tuple[Tensor, Tensor]
+    """Where the mean and the unbiased variance of each group go."""
+
+
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """The mean and the biased variance of each channel in each group."""
     var, mean = torch.var_mean(widened(x), dim=1, correction=0)
     return mean, var
+
+
+def normed_moments(x: Tensor, numbers: NormNumbers) -> Normed:
+    """What a norm makes of the moments of each group."""
+    return norm_constants(*moments(x), numbers, x.shape[1])
+
+
+def norm_constants(mean: Tensor, var: Tensor, numbers: NormNumbers, count: int) -> Normed:
+    """What a norm over `count` rows makes of its moments."""
+    weight, bias, epsilon, slots = numbers
+    return Normed(mean, *forward_constants(mean, var, weight, bias, epsilon, count, slots))
 
 
 def scale_shift(

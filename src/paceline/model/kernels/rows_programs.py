@@ -174,11 +174,30 @@ def gradients_of_chunks(
     )  # fmt: skip
 
 
+@triton.jit
+def write_constants(
+    mu, v, weight, bias, inverse, scale, means, variances, group, column, inside, channels, stride, epsilon, count,
+    replicas,
+):  # fmt: skip
+    """What a norm scales and shifts a group's channels by; its mean and unbiased variance go to their slots."""
+    at = group * channels + column
+    slot = group.to(tl.int64) * stride + column
+    tl.store(means + slot, mu / replicas, mask=inside)
+    tl.store(variances + slot, v * count / tl.maximum(count - 1, 1) / replicas, mask=inside)
+    inv = 1.0 / tl.sqrt(v + epsilon)
+    factor = tl.load(weight + column, mask=inside).to(tl.float64) * inv
+    tl.store(inverse + at, inv, mask=inside)
+    tl.store(scale + at, factor, mask=inside)
+    shift = scale + tl.num_programs(1) * channels
+    tl.store(shift + at, tl.load(bias + column, mask=inside).to(tl.float64) - mu * factor, mask=inside)
+
+
 @triton.jit(do_not_specialize=["chunks", "count"])
 def sums_of_chunks(
-    partials, totals, chunks, channels, count, MOMENTS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr
-):
-    """The two sums of all chunks; of sums of x and x * x, the mean and the variance."""
+    partials, totals, weight, bias, inverse, scale, means, variances, chunks, channels, count, stride, epsilon,
+    MOMENTS: tl.constexpr, NORMED: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The two sums of all chunks; of sums of x and x * x, the mean and the variance, and what a norm makes of them."""
     group, groups = tl.program_id(1), tl.num_programs(1)
     column = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = column < channels
@@ -196,6 +215,11 @@ def sums_of_chunks(
         one = one / count
         other = other / count - one * one
         other = tl.where(other < 0.0, 0.0, other)  # NaN stays
+    if NORMED:
+        write_constants(
+            one, other, weight, bias, inverse, scale, means, variances, group, column, inside, channels, stride,
+            epsilon, count, 1,
+        )  # fmt: skip
     totals += group * channels + column
     tl.store(totals, one, mask=inside)
     tl.store(totals + groups * channels, other, mask=inside)
@@ -259,21 +283,16 @@ def forward_constants_of_channels(
     mean, var, weight, bias, inverse, scale, means, variances, channels, stride, epsilon, count, replicas,
     BC: tl.constexpr,
 ):  # fmt: skip
-    """What a norm scales and shifts a group's channels by; its mean and unbiased variance go to their slots."""
+    """`write_constants` of moments that other replicas have had a say in."""
     group = tl.program_id(1)
     column = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = column < channels
     at = group * channels + column
     mu, v = tl.load(mean + at, mask=inside).to(tl.float64), tl.load(var + at, mask=inside).to(tl.float64)
-    slot = group.to(tl.int64) * stride + column
-    tl.store(means + slot, mu / replicas, mask=inside)
-    tl.store(variances + slot, v * count / tl.maximum(count - 1, 1) / replicas, mask=inside)
-    inv = 1.0 / tl.sqrt(v + epsilon)
-    factor = tl.load(weight + column, mask=inside).to(tl.float64) * inv
-    tl.store(inverse + at, inv, mask=inside)
-    tl.store(scale + at, factor, mask=inside)
-    shift = scale + tl.num_programs(1) * channels
-    tl.store(shift + at, tl.load(bias + column, mask=inside).to(tl.float64) - mu * factor, mask=inside)
+    write_constants(
+        mu, v, weight, bias, inverse, scale, means, variances, group, column, inside, channels, stride, epsilon, count,
+        replicas,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["groups", "count"])

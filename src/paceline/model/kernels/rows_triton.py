@@ -7,6 +7,7 @@ How rows are cut depends on the shape alone, and nothing is added atomically.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ import triton  # type: ignore[import-not-found]
 from torch import Tensor
 
 from paceline.model.kernels import rows_programs as programs
+from paceline.model.kernels.rows import Normed, NormNumbers
 from paceline.settings.model import Activation
 
 MULTIPROCESSORS = 132
@@ -85,6 +87,21 @@ def tiles_of(x: Tensor, mask: Tensor | None, loads: int) -> Tiles:
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """The mean and the biased variance of each channel in each group, in float64."""
+    mean, var = _added_up(_moments_of_chunks(x), x.shape[2], x.shape[1])
+    return mean, var
+
+
+def normed_moments(x: Tensor, numbers: NormNumbers) -> Normed:
+    """What a norm makes of the moments of each group; see the twin."""
+    partials = _moments_of_chunks(x)
+    totals = partials.new_empty((2, len(x), x.shape[2]))
+    constants = constants_like(totals[0])
+    _add_up(partials, totals, x.shape[2], x.shape[1], numbers, constants)
+    return Normed(totals[0], *constants)
+
+
+def _moments_of_chunks(x: Tensor) -> Tensor:
+    """The sums of x and of x * x over chunks of rows."""
     assert x.is_contiguous()
     tiles, unroll = tiles_of(x, None, loads=1), 4
     step = tiles.height * unroll
@@ -95,8 +112,7 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
         EVEN=tiles.even(step), LANES=tiles.lanes, BR=tiles.height, BC=tiles.columns, UNROLL=unroll,
         num_warps=WARPS, maxnreg=64,
     )  # fmt: skip
-    mean, var = _added_up(partials, x.shape[2], x.shape[1])
-    return mean, var
+    return partials
 
 
 def scale_shift(
@@ -164,8 +180,7 @@ def forward_constants(
     assert mean.is_contiguous()
     assert var.is_contiguous()
     groups, channels = mean.shape
-    inverse = torch.empty_like(mean)
-    scale, shift = torch.empty((2, groups, channels), dtype=torch.float32, device=mean.device)
+    inverse, scale, shift = constants_like(mean)
     programs.forward_constants_of_channels[(-(-channels // 128), groups)](
         mean, var, weight, bias, inverse, scale, *slots, channels, slots[0].stride(0), epsilon, count, replicas,
         BC=128, num_warps=4,
@@ -199,11 +214,42 @@ def _partials(x: Tensor, tiles: Tiles, chunks: int) -> Tensor:
 
 def _added_up(partials: Tensor, channels: int, count: int | None = None) -> Tensor:
     """Both sums over all chunks; with a count, the mean and variance that they give."""
+    totals = partials.new_empty((2, partials.shape[1], channels))
+    _add_up(partials, totals, channels, count)
+    return totals
+
+
+def _add_up(
+    partials: Tensor, totals: Tensor, channels: int, count: int | None, numbers: NormNumbers | None = None,
+    constants: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> None:  # fmt: skip
+    """Fill in both sums over all chunks, or the moments that they give, and what a norm with these numbers makes of
+    the moments."""
     _, groups, chunks, width = partials.shape
     chunks = chunks * width // channels  # a folded row is several rows here
-    totals = partials.new_empty((2, groups, channels))
     programs.sums_of_chunks[(-(-channels // 8), groups)](
-        partials, totals, chunks, channels, count or 0,
-        MOMENTS=count is not None, BP=min(128, max(16, triton.next_power_of_2(chunks))), BC=8, num_warps=4,
+        partials, totals, *constant_arguments(numbers, constants), chunks, channels, count or 0,
+        *slot_arguments(numbers), MOMENTS=count is not None, NORMED=numbers is not None,
+        BP=min(128, max(16, triton.next_power_of_2(chunks))), BC=8, num_warps=4,
     )  # fmt: skip
-    return totals
+
+
+def constants_like(mean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for what a norm makes of means like these: the inverse like them, the scale and shift in float32."""
+    scale, shift = torch.empty((2, *mean.shape), dtype=torch.float32, device=mean.device)
+    return torch.empty_like(mean), scale, shift
+
+
+def constant_arguments(
+    numbers: NormNumbers | None, constants: tuple[Tensor, Tensor, Tensor] | None
+) -> Sequence[Tensor | None]:
+    """The arguments of `write_constants` that are memory; the shift lies behind the scale."""
+    if numbers is None or constants is None:
+        return [None] * 6
+    assert numbers.slots[0].stride() == numbers.slots[1].stride()
+    return numbers.weight, numbers.bias, *constants[:2], *numbers.slots
+
+
+def slot_arguments(numbers: NormNumbers | None) -> tuple[int, float]:
+    """How far apart the slots of two groups are, and epsilon."""
+    return (0, 0.0) if numbers is None else (numbers.slots[0].stride(0), numbers.epsilon)

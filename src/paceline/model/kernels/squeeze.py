@@ -18,13 +18,12 @@ from paceline.model.kernels import gate as plain
 from paceline.model.kernels.folded import FoldedNorm
 from paceline.model.kernels.gate import Excite, GateSums
 from paceline.model.kernels.norm import (
-    Normed,
     as_images,
     as_rows,
-    norm_by_moments,
     norm_gradient_by_sums,
-    rows_for,
+    norm_of_rows,
 )
+from paceline.model.kernels.rows import Normed
 
 if TYPE_CHECKING:
     from paceline.model.norm import BatchNormAct
@@ -70,7 +69,7 @@ class _Squeeze(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, _bias: Tensor, site: _Site) -> tuple[Tensor, Tensor]:
         norm, data = site.norm, as_rows(x, len(site.batch.statistics))
-        site.normed = norm_by_moments(norm, rows_for(x).moments(data), data.shape[1], site.batch)
+        site.normed = norm_of_rows(norm, data, site.batch)
         scale, shift = site.normed.scale, site.normed.shift
         means = gate_for(x).image_means(data, scale, shift, norm.activation, len(x))
         ctx.save_for_backward(data, weight, *site.normed)

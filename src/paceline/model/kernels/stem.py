@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from paceline.model.batch import Batch
 from paceline.model.kernels import pool
 from paceline.model.kernels.folded import FoldedNorm
-from paceline.model.kernels.norm import Normed, as_rows, norm_by_moments, norm_gradient_by_sums, rows_for
+from paceline.model.kernels.norm import as_rows, norm_gradient_by_sums, norm_of_rows, rows_for
+from paceline.model.kernels.rows import Normed
 from paceline.model.norm import BatchNormAct
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class _Stem(torch.autograd.Function):
             fours, by_fours = kernels.unshuffle(x, dtype, CHANNELS), in_fours(weight, dtype)
             raw = F.conv2d(fours, by_fours).contiguous(memory_format=torch.channels_last)
         data = as_rows(raw, groups)
-        normed = norm_by_moments(norm, rows_for(raw).moments(data), data.shape[1], batch)
+        normed = norm_of_rows(norm, data, batch)
         y, position, top = kernels.pool_forward(raw, normed.scale, normed.shift)
         ctx.save_for_backward(fours, weight, gamma, raw, position, top, *normed)
         ctx.norm, ctx.dtype = norm, dtype

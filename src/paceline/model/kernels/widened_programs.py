@@ -5,10 +5,15 @@ from __future__ import annotations
 import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 
+from paceline.model.kernels.rows_programs import write_constants
+
 
 @triton.jit(do_not_specialize=["rows", "N"])
-def widened_moments_program(w, ws, a_mean, mean, var, rows, N, C: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):
-    """The moments of rows of the weight times what the scatter belongs to."""
+def widened_moments_program(
+    w, ws, a_mean, mean, var, weight, bias, inverse, scale, means, variances, rows, N, stride, epsilon,
+    C: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, NORMED: tl.constexpr,
+):  # fmt: skip
+    """The moments of rows of the weight times what the scatter belongs to, and what a norm makes of them."""
     group = tl.program_id(1)
     n = tl.program_id(0) * BR + tl.arange(0, BR)
     m = tl.zeros([BR, BC], tl.float64)
@@ -16,12 +21,19 @@ def widened_moments_program(w, ws, a_mean, mean, var, rows, N, C: tl.constexpr, 
     for k in range(0, C, BC):
         c = k + tl.arange(0, BC)
         own = c < C
-        weight = tl.load(w + n[:, None] * C + c[None, :], mask=own[None, :], other=0.0).to(tl.float64)
-        m += weight * tl.load(a_mean + group * C + c, mask=own, other=0.0).to(tl.float64)[None, :]
+        row = tl.load(w + n[:, None] * C + c[None, :], mask=own[None, :], other=0.0).to(tl.float64)
+        m += row * tl.load(a_mean + group * C + c, mask=own, other=0.0).to(tl.float64)[None, :]
         at = ws + (group * N + n).to(tl.int64)[:, None] * C + c[None, :]
-        v += weight * tl.load(at, mask=own[None, :], other=0.0).to(tl.float64)
-    tl.store(mean + group * N + n, tl.sum(m, 1).to(tl.float32))
-    tl.store(var + group * N + n, tl.maximum(tl.sum(v, 1) / rows, 0.0).to(tl.float32))
+        v += row * tl.load(at, mask=own[None, :], other=0.0).to(tl.float64)
+    mu = tl.sum(m, 1).to(tl.float32)
+    biased = tl.maximum(tl.sum(v, 1) / rows, 0.0).to(tl.float32)
+    tl.store(mean + group * N + n, mu)
+    tl.store(var + group * N + n, biased)
+    if NORMED:
+        write_constants(
+            mu.to(tl.float64), biased.to(tl.float64), weight, bias, inverse, scale, means, variances, group, n, n < N,
+            N, stride, epsilon, rows, 1,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "G", "N"])
