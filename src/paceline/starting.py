@@ -1,4 +1,4 @@
-"""A command that is asked to stop before it trains ends with the status by which schedulers start it again."""
+"""Signals that ask a command to stop; before it trains it ends with the status by which schedulers start it again."""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ from types import FrameType
 
 from paceline.errors import INTERRUPTED, StoppedEarly
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Signals that ask a run to stop; the last one comes when a terminal is closed."""
 EARLY_STOPS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals that schedulers send before they end a job."""
 _LINE = b"Interrupted before training began; nothing new is saved. Run the same command again to go on.\n"
 _training = threading.Event()
+
+
+def answered(numbers: tuple[signal.Signals, ...] = STOPS) -> list[signal.Signals]:
+    """Those of these signals that this process answers: one started by nohup outlives its terminal."""
+    outlives = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [number for number in numbers if not (outlives and number == signal.SIGHUP)]
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +20,7 @@ class Terminal(Console):
     """A console that shows characters which would steer the terminal as escapes."""
 
     works_on: bool = False
-    """Whether the command goes on when nobody reads its output any more: a window was closed, a connection cut."""
+    """Whether the command goes on when nobody reads its output any more, as under nohup when the terminal is closed."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, emoji=False, **options)
@@ -40,7 +41,8 @@ class Terminal(Console):
         try:
             super()._check_buffer()
         except OSError as fault:
-            if fault.errno != errno.EIO:  # what a terminal that is gone answers
+            # A terminal that is gone answers this, and no longer that it is one; so does a disk that fails.
+            if fault.errno != errno.EIO or not stat.S_ISCHR(os.fstat(self.file.fileno()).st_mode):
                 raise
             self.on_broken_pipe()
 

@@ -106,19 +106,54 @@ def test_signals_are_restored_and_mean_what_they_do_to_any_process_once_a_run_ha
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, "", "")
 
 
-@pytest.mark.parametrize("reader", ["terminal", "pipe"])
-def test_a_run_whose_output_nobody_reads_any_more_trains_to_its_end(tmp_path: Path, reader: str) -> None:
-    words = ["train", write_small(tmp_path, epochs="30"), "report=1 steps", "--out", "run"]
-    screen, output = pty.openpty() if reader == "terminal" else os.pipe()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", *words], cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=output,
-        stderr=output, env=environment() | {"TERM": "xterm", "COLUMNS": "80"}, start_new_session=True,
-    )  # fmt: skip
-    os.close(output)
+def at_a_terminal(folder: Path, words: list[str], *, nohup: bool) -> tuple[int, int]:
+    """The process of a command whose own terminal this is, and what the terminal shows."""
+    process, screen = pty.fork()
+    if not process:
+        os.chdir(folder)
+        if nohup:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        os.execvpe(
+            sys.executable, [sys.executable, "-m", "paceline", *words],
+            environment() | {"TERM": "xterm", "COLUMNS": "80"},
+        )  # fmt: skip
+    return process, screen
+
+
+def read_until(stream: int, words: bytes) -> None:
     shown = b""
-    while b"loss" not in shown:
-        shown += os.read(screen, 4096)
-    os.close(screen)  # of another session than the run's, which gets no signal
+    while words not in shown:
+        more = os.read(stream, 4096)
+        assert more, shown
+        shown += more
+
+
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_run_whose_terminal_is_closed_saves_or_under_nohup_trains_on(
+    tmp_path: Path, replicas: int, nohup: bool
+) -> None:
+    page = write_small(tmp_path, epochs="60" if nohup else "100000")
+    words = ["train", page, "report=10 steps", "on.save=100000 epochs", "--out", "run", "--replicas", str(replicas)]
+    process, screen = at_a_terminal(tmp_path, words, nohup=nohup)
+    read_until(screen, b"top-1")
+    os.close(screen)  # the kernel sends SIGHUP
+    _, status = os.waitpid(process, 0)
+    rows = rows_of(tmp_path / "run")
+    assert os.waitstatus_to_exitcode(status) == (0 if nohup else 75)
+    assert rows[-1]["kind"] == ("end" if nohup else "interrupted")
+    assert newest_step(tmp_path / "run") == rows[-1]["step"] > 0
+
+
+def test_a_run_whose_output_nobody_reads_any_more_trains_to_its_end(tmp_path: Path) -> None:
+    words = ["train", write_small(tmp_path, epochs="30"), "report=1 steps", "--out", "run"]
+    reading, writing = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", *words], cwd=tmp_path, stdout=writing, stderr=writing, env=environment()
+    )
+    os.close(writing)
+    read_until(reading, b"loss")
+    os.close(reading)
     assert process.wait(120) == 0
     rows = rows_of(tmp_path / "run")
     assert rows[-1]["kind"] == "end"

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ReadFailed
+from paceline.starting import answered
 from paceline.world import Work, World
 
 LAG = 4
@@ -33,10 +34,11 @@ class Stopped(Exception):
 
 
 class Signals:
-    """Takes SIGTERM, SIGINT and SIGUSR1 as a request to stop while it is entered; a second one exits at once.
+    """Takes the signals of `answered` as a request to stop while it is entered; a second one exits at once.
 
-    `answer` is called as soon as the first one comes, and `most_seconds` after entering it counts as asked too. Only
-    the main thread of a process can listen to signals; in any other thread nothing is taken over.
+    A second SIGHUP does not: a shell may repeat what the terminal has sent. `answer` is called as soon as the first
+    signal comes, and `most_seconds` after entering it counts as asked too. Only the main thread of a process can listen
+    to signals; in any other thread nothing is taken over.
     """
 
     def __init__(self, answer: Callable[[], None] | None = None, most_seconds: float | None = None) -> None:
@@ -50,7 +52,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            for number in answered():
                 self._previous[number] = signal.signal(number, self._on_signal)
             self._previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)
             if self._most_seconds is not None:
@@ -65,7 +67,9 @@ class Signals:
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()
-        if self._first_at and now - self._first_at > 0.3:  # launchers may deliver one signal twice
+        if (
+            number != signal.SIGHUP and self._first_at and now - self._first_at > 0.3
+        ):  # launchers may deliver one signal twice
             os._exit(128 + number)
         first, self.stop = not self.stop, True
         self._first_at, self._asked_at = self._first_at or now, min(now, self._asked_at)

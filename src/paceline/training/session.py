@@ -125,7 +125,7 @@ def open_session(
 ) -> Iterator[Session]:
     """Open a run folder on this process's place in the world; leaving restores the process as it was.
 
-    With `signals`, SIGTERM, SIGINT, SIGUSR1 and `on.time_limit` become requests to stop after a step.
+    With `signals`, those that ask to stop and `on.time_limit` become requests to stop after a step.
     """
     with ExitStack() as stack:
         stack.enter_context(torch_settings(plan.placement))

@@ -28,11 +28,10 @@ from torch import Tensor
 from paceline.data.shared_memory import Handle, Memory
 from paceline.errors import Broken
 from paceline.numpy_types import Bools, Int64s, UInt8s
+from paceline.starting import STOPS
 
 Faults = list[tuple[int, str]]
 """The images of a chunk that cannot be decoded, by their offset in it, and why."""
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Signals that ask a run to stop; they are sent to all of its processes, and only the replica acts on them."""
 
 _SWITCH = 0.00001
 """Seconds after which a thread that computes in Python lets another one go on. Python's own 5 ms would hold up a
@@ -266,7 +265,7 @@ _mapped: dict[str, tuple[int, UInt8s]] = {}
 
 def start_worker() -> None:
     """What every worker process does first."""
-    for stop in STOPS:  # the replica decides when its workers end
+    for stop in STOPS:  # they are sent to all processes of a run, and the replica decides when its workers end
         signal.signal(stop, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_replica, daemon=True).start()
     torch.set_num_threads(1)
