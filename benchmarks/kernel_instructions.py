@@ -1,8 +1,9 @@
 """Counts what kernels of an EfficientNet-B4 at 380 pixels take on an H200, by compiling them for it without one.
 
-Instructions are those of the largest loop, or of all of a kernel that has none, for each number of the wide tensor that
-it covers; columns that a tile sticks out by count as well. Memory allows 132 multiprocessors so many in the time that
-the kernel's bytes take at 4.3 TB/s; the clock of 1.75 GHz is assumed. More than that, and arithmetic is the limit.
+Instructions are those of the largest loop, or of the whole kernel if it has none, divided by the numbers of the wide
+tensor that they compute; a tile's columns beyond the last channel count as work. "Memory allows" is how many instructions
+132 multiprocessors can issue while the kernel's bytes move at 4.3 TB/s; the clock of 1.75 GHz is an assumption. A kernel
+with more is limited by arithmetic.
 
     pip install triton==3.6.0
     python benchmarks/kernel_instructions.py

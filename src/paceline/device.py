@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import resource
 import sys
-from threading import Lock
+from functools import cache
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,25 @@ from torch import Tensor
 
 from paceline.planning import Plan
 
-LOADING = Lock()
-"""Held by whoever may load a Triton program beside other threads. What launches programs are modules of one name, and
-Python gives two threads that load such modules at a time the same one, so one program would get another's arguments."""
+
+@cache
+def load_programs_one_by_one() -> None:
+    """Let no two threads of this process load Triton programs at the same time.
+
+    What launches programs are modules of one name, and Python gives two threads that load such modules at the same time
+    the same one: a program would be launched with the arguments of another.
+    """
+    try:
+        from triton.compiler import CompiledKernel  # type: ignore[import-not-found]  # noqa: PLC0415 - not on a CPU
+    except ImportError:
+        return
+    load, loading = CompiledKernel._init_handles, RLock()
+
+    def load_alone(kernel: Any) -> None:
+        with loading:
+            load(kernel)
+
+    CompiledKernel._init_handles = load_alone
 
 
 def float_dtype(plan: Plan) -> torch.dtype:

@@ -126,7 +126,7 @@ def _in_blocks(numbers: Numbers, make: Callable[[int, int], NDArray[Any]]) -> Nu
         for _ in pool.map(fill, starts):
             pass
     finally:
-        pool.shutdown(cancel_futures=True)  # Ctrl-C shall not wait for millions of numbers
+        pool.shutdown(cancel_futures=True)  # or Ctrl-C would wait for millions of numbers
     return numbers
 
 

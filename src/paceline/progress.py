@@ -37,7 +37,7 @@ def progress_bar(watched: bool = True) -> Iterator[Progress]:
         progress.TextColumn("[bold]{task.description}"), progress.BarColumn(bar_width=None),
         progress.MofNCompleteColumn(), progress.TextColumn("in"), progress.TimeElapsedColumn(),
         progress.TimeRemainingColumn(), progress.TextColumn("left"),
-        console=Terminal(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty(),
+        console=Terminal(stderr=True, works_on=True), transient=True, redirect_stdout=sys.stdout.isatty(),
     )  # fmt: skip
     tasks: dict[str, progress.TaskID] = {}
 

@@ -17,13 +17,14 @@ from paceline.visible import visible
 
 
 class Terminal(Console):
-    """A console that shows characters which would steer the terminal as escapes."""
+    """A console that shows characters which would steer the terminal as escapes.
 
-    works_on: bool = False
-    """Whether the command goes on when nobody reads its output any more, as under nohup when the terminal is closed."""
+    With `works_on` the command goes on when nobody reads its output any more, as under nohup when a terminal is closed.
+    """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, works_on: bool = False, **options: Any) -> None:
         super().__init__(highlight=False, emoji=False, **options)
+        self._works_on = works_on
 
     @property
     def file(self) -> IO[str]:
@@ -48,12 +49,12 @@ class Terminal(Console):
 
     def on_broken_pipe(self) -> None:
         """End the command, because nobody reads on; or only its output, if the work is worth more than that."""
-        if not self.works_on:
+        if not self._works_on:
             super().on_broken_pipe()
         self.quiet = True
         gone = os.fstat(self.file.fileno())
         with Path(os.devnull).open("wb") as nowhere:
-            for descriptor in (1, 2):  # neither shall fail when Python writes what is left at its end
+            for descriptor in (1, 2):  # or Python's last write to one of them would fail
                 if os.path.samestat(os.fstat(descriptor), gone):
                     os.dup2(nowhere.fileno(), descriptor)
 

@@ -126,7 +126,7 @@ def _verbs() -> dict[str, Verb]:
 
     def train(job: Job, folder: Path, command: list[str]) -> int:
         report = partial(ReportSink, data_folder=job.data_folder)
-        return train_run(job, folder, console(), command, {"report": report})
+        return train_run(job, folder, console(works_on=True), command, {"report": report})
 
     def validate(job: Job, folder: Path, checkpoint: str | None, every: bool, details: bool) -> list[Any]:
         return list(

@@ -45,4 +45,5 @@ def test_a_fused_pass_is_no_further_from_float64_than_autocast(
     for one, other, value in zip(fused, plain, exact, strict=True):
         ours, theirs = (float((each.double() - value).norm() / value.norm()) for each in (one, other))
         print(f"{tuple(value.shape)}: fused {ours:.2e}, autocast {theirs:.2e}")
-        assert ours <= 1.2 * theirs + 4e-3, "an output in 16 bits where autocast widens"
+        # Group norm's output is rounded to 16 bits, as batch norm's is; autocast's has 32.
+        assert ours <= 1.2 * theirs + (1e-4 if proxy else 4e-3)

@@ -264,7 +264,9 @@ def test_triton_itself_gets_the_same_program(monkeypatch: pytest.MonkeyPatch, tm
     def launch() -> None:
         for block in (16, 32):
             partials, totals = torch.empty((2, 1, 64, 8), dtype=torch.float64), torch.empty((2, 1, 8))
-            function[(1, 1)](partials, totals, 64, 8, 3, MOMENTS=True, BP=block, BC=8, num_warps=4)
+            function[(1, 1)](
+                partials, totals, *[None] * 6, 64, 8, 3, 0, 0.0, MOMENTS=True, NORMED=False, BP=block, BC=8, num_warps=4
+            )
 
     try:
         with compiled_together(THREADS):

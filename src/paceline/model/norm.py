@@ -135,7 +135,9 @@ class ProxyNormAct(GroupNormAct):
         var, mean = torch.var_mean(activate(proxy * self.weight + self.bias), dim=0, correction=0)
         inverse = torch.rsqrt(var + self.proxy_epsilon)
         if self._takes_fused:
-            return fused_scale_shift(super().forward(x, batch), inverse, -mean * inverse)
+            # In 16 bits the gradients would lose what both steps leave of them, so this is wide, as under autocast.
+            y = super().forward(x.to(torch.promote_types(x.dtype, torch.float32)), batch)
+            return fused_scale_shift(y, inverse, -mean * inverse)
         y = activate(self.normalize(x, batch))
         return (y - _per_channel(mean).to(y.dtype)) * _per_channel(inverse).to(y.dtype)
 

@@ -191,7 +191,7 @@ class Whole:
 
     def _make_evaluator(self) -> Callable[[Tensor], Tensor]:
         """What gives the scores of images, by weights that stay as they are."""
-        # A CPU has no kernels of ours, and goes on giving the bits that it gave before.
+        # A CPU has no kernels of ours, and would gain nothing.
         if self.device.type != "cuda" or set(self.forms.values()) == {PLAIN}:
             return partial(self._evaluated, None)
         evaluated = partial(self._evaluated_folded, FoldedNetwork(self.module, compute_dtype(self.plan)))

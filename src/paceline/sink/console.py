@@ -19,9 +19,9 @@ from paceline.terminal import Terminal
 from paceline.visible import long_time, plural
 
 
-def console() -> Terminal:
-    """The terminal; a pipe gets long lines whole."""
-    return Terminal(width=None if sys.stdout.isatty() else 200)
+def console(works_on: bool = False) -> Terminal:
+    """The terminal; a pipe gets long lines whole. See `Terminal` for a command that works on without readers."""
+    return Terminal(width=None if sys.stdout.isatty() else 200, works_on=works_on)
 
 
 def show_evaluated(as_json: bool, row: Row) -> None:
@@ -36,8 +36,6 @@ class ConsoleSink(Sink):
 
     def __init__(self, plan: Plan, run: Run, console: Console) -> None:
         self._plan, self._run, self._console = plan, run, console
-        if isinstance(console, Terminal):
-            console.works_on = True
         self._live = LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else None
         self._updated_at = time.monotonic()
         self._step = 0

@@ -18,7 +18,7 @@ from paceline.data.load.class_weights import class_weights
 from paceline.data.load.later_stage import LaterStageLoader
 from paceline.data.load.loader import Loader, open_loader
 from paceline.data.load.workers import quick_switches
-from paceline.device import pci_address, widest_float
+from paceline.device import load_programs_one_by_one, pci_address, widest_float
 from paceline.launch import Launch
 from paceline.planning import Plan
 from paceline.record import Mode, Run
@@ -132,6 +132,8 @@ def open_session(
         stack.enter_context(quick_switches())
         several = launch is not None and launch.count > 1
         world = init_world(plan, launch, data_digest(plan.data, data_folder) if several else "")
+        if world.device.type == "cuda":
+            load_programs_one_by_one()
         stack.enter_context(memory_limit(plan.placement, world.device))
         stack.enter_context(bound(plan.placement.bind, launch, pci_address(world.device)))
         run = stack.enter_context(Run(folder, mode if world.first else "read"))

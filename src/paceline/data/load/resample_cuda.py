@@ -7,8 +7,6 @@ import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
 
-from paceline.device import LOADING
-
 GEOMETRY = tl.constexpr(11)
 """How many numbers describe a box, see `resample`."""
 
@@ -78,6 +76,5 @@ def resize(images: Tensor, geometry: Tensor, side: int, cubic: bool) -> Tensor:
     """Resized images; `images` holds the addresses of contiguous 8-bit ones (three channels, height, width)."""
     resized = torch.empty((len(images), side, side, 3), dtype=torch.uint8, device=images.device)
     block = triton.next_power_of_2(side)
-    with LOADING:  # loader threads resize beside the training thread
-        _resize[(len(images), side)](images, geometry, resized, side, CUBIC=cubic, BLOCK=block)
+    _resize[(len(images), side)](images, geometry, resized, side, CUBIC=cubic, BLOCK=block)
     return resized

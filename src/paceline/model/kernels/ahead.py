@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from paceline.device import LOADING
-
 OURS = "paceline.model."
 """Whose programs are noted. The hook is the whole process's, and threads that decode images launch programs too."""
 COMPILERS = 16
@@ -42,12 +40,12 @@ def compiled_together(threads: int) -> Iterator[None]:
         """Whether a program that Triton is about to compile need not be launched."""
         try:
             function, key, data = launch["fn"].jit_function, launch["key"], launch["compile"]["specialization_data"]
+            ours = function.module.startswith(OURS)
         except (KeyError, AttributeError):  # another version of Triton
             return False
-        if not function.module.startswith(OURS):
-            return False
-        programs[function, key] = data
-        return True
+        if ours:
+            programs[function, key] = data
+        return bool(ours)
 
     runtime.jit_cache_hook = note
     _noting.append(programs)
@@ -72,7 +70,7 @@ def _triton_runtime() -> Any:
 
 def _compile(programs: Programs, threads: int) -> None:
     """Have all of these ready to be launched on this device, but for those that cannot be."""
-    # Programs are loaded now, and the work shall find as much memory as it would have without this.
+    # Programs are loaded now, and the work must find as much memory as it would have without this.
     torch.cuda.empty_cache()
     device = torch.cuda.current_device()  # each thread has its own
     pool = ThreadPoolExecutor(min(threads, COMPILERS), "compile", torch.cuda.set_device, (device,))
@@ -85,10 +83,9 @@ def _compile(programs: Programs, threads: int) -> None:
 
 
 def _load(kernel: Any) -> None:
-    """Build what launches a compiled program, and load both; on one thread for all of them, see `LOADING`."""
+    """Build what launches a compiled program, and load both; one after another, see `load_programs_one_by_one`."""
     try:
-        with LOADING:
-            kernel.run  # noqa: B018 - a property, which loads
+        kernel.run  # noqa: B018 - a property, which loads
     except BaseException:
         kernel._run = None  # else Triton takes it for loaded, and a launch would fail by its arguments
         raise

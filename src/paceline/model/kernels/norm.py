@@ -105,7 +105,7 @@ class FusedNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, _bias: Tensor | None, shortcut: Tensor | None, mask: Tensor | None,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shortcut: Tensor | None, mask: Tensor | None,
         rule: NormRule,
     ) -> Tensor:  # fmt: skip
         kernels, groups, activation = rows_for(x), rule.groups(len(x)), rule.activation
@@ -120,7 +120,7 @@ class FusedNorm(torch.autograd.Function):
             beside if activation is not None and not told else None, out if beside is not None and told else None,
             factors, *normed,
         )  # fmt: skip
-        ctx.rule, ctx.has_bias = rule, _bias is not None
+        ctx.rule, ctx.has_bias = rule, bias is not None
         ctx.shortcut_type = None if shortcut is None else shortcut.dtype
         return out
 

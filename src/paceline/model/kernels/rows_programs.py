@@ -283,7 +283,7 @@ def forward_constants_of_channels(
     mean, var, weight, bias, inverse, scale, means, variances, channels, stride, epsilon, count, replicas,
     BC: tl.constexpr,
 ):  # fmt: skip
-    """`write_constants` of moments that other replicas have had a say in."""
+    """`write_constants` of moments that replicas share."""
     group = tl.program_id(1)
     column = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = column < channels
