@@ -1,9 +1,9 @@
 """Counts what kernels of an EfficientNet-B4 at 380 pixels take on an H200, by compiling them for it without one.
 
 Instructions are those of the largest loop, or of the whole kernel if it has none, divided by the numbers of the wide
-tensor that they compute; a tile's columns beyond the last channel count as work. "Memory allows" is how many instructions
-132 multiprocessors can issue while the kernel's bytes move at 4.3 TB/s; the clock of 1.75 GHz is an assumption. A kernel
-with more is limited by arithmetic.
+tensor that they compute; a tile's columns beyond the last channel count as work. "Memory allows" is how many of them
+132 multiprocessors can issue while the kernel's bytes move at 4.3 TB/s; the clock of 1.75 GHz is an assumption. A
+kernel with more is limited by arithmetic.
 
     pip install triton==3.6.0
     python benchmarks/kernel_instructions.py

@@ -22,7 +22,7 @@ from paceline.model.kernels.gram_programs import (
     sum_parts_program,
 )
 from paceline.model.kernels.rows import Normed, NormNumbers
-from paceline.model.kernels.rows_triton import constant_arguments, constants_like, slot_arguments
+from paceline.model.kernels.rows_triton import Finish
 from paceline.model.kernels.tiles import Tile, tile
 from paceline.model.kernels.widened_programs import widened_gradient_program, widened_moments_program
 from paceline.model.norm import SharedStatistics
@@ -82,25 +82,22 @@ class _Parts(NamedTuple):
 
     def moments(self) -> Moments:
         """The moments of all rows of each group."""
-        mean, var = floats(self.sums, 2, len(self.sums), self.sums.shape[3])
-        self._combine(mean, var, None, None)
-        return Moments(mean, var)
+        return Moments(*self._combined(None))
 
     def normed(self, numbers: NormNumbers) -> Normed:
         """What a norm makes of the moments."""
-        mean, var = floats(self.sums, 2, len(self.sums), self.sums.shape[3])
-        constants = constants_like(mean)
-        self._combine(mean, var, numbers, constants)
-        return Normed(mean, *constants)
+        finish = Finish.of(numbers, floats(self.sums, len(self.sums), self.sums.shape[3]))
+        mean, _ = self._combined(finish)
+        return finish.normed(mean)
 
-    def _combine(
-        self, mean: Tensor, var: Tensor, numbers: NormNumbers | None, constants: tuple[Tensor, Tensor, Tensor] | None
-    ) -> None:
+    def _combined(self, finish: Finish | None) -> tuple[Tensor, Tensor]:
         groups, count, _, n = self.sums.shape
+        mean, var = floats(self.sums, 2, groups, n)
         combine_moments_program[(n // self.together, groups)](
-            self.sums, mean, var, *constant_arguments(numbers, constants), self.rows, self.tiles, count,
-            *slot_arguments(numbers), n, self.height, 64, self.together, numbers is not None, num_warps=4,
+            self.sums, mean, var, *Finish.memory(finish), self.rows, self.tiles, count, *Finish.others(finish),
+            n, self.height, 64, self.together, finish is not None, num_warps=4,
         )  # fmt: skip
+        return mean, var
 
 
 def relu_scatter(x: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Scatter]:
@@ -153,28 +150,27 @@ def _scatter(x: Tensor, y: Tensor, scale: Tensor | None, shift: Tensor | None) -
 
 def widened_moments(weight: Tensor, scatter: Scatter, rows: int) -> tuple[Moments, Tensor]:
     """The moments of a W^T by the scatter of `rows` rows a; W times the scatter matrix comes with them."""
-    mean, var = floats(weight, 2, len(scatter.mean), len(weight))
-    return Moments(mean, var), _widened_moments(weight, scatter, rows, mean, var)
+    mean, var, weight_scatter = _widened_moments(weight, scatter, rows, None)
+    return Moments(mean, var), weight_scatter
 
 
 def widened_normed(weight: Tensor, scatter: Scatter, rows: int, numbers: NormNumbers) -> tuple[Normed, Tensor]:
     """What a norm makes of the moments of a W^T; W times the scatter matrix comes with it."""
-    mean, var = floats(weight, 2, len(scatter.mean), len(weight))
-    constants = constants_like(mean)
-    return Normed(mean, *constants), _widened_moments(weight, scatter, rows, mean, var, numbers, constants)
+    finish = Finish.of(numbers, floats(weight, len(scatter.mean), len(weight)))
+    mean, _, weight_scatter = _widened_moments(weight, scatter, rows, finish)
+    return finish.normed(mean), weight_scatter
 
 
 def _widened_moments(
-    weight: Tensor, scatter: Scatter, rows: int, mean: Tensor, var: Tensor, numbers: NormNumbers | None = None,
-    constants: tuple[Tensor, Tensor, Tensor] | None = None,
-) -> Tensor:  # fmt: skip
+    weight: Tensor, scatter: Scatter, rows: int, finish: Finish | None
+) -> tuple[Tensor, Tensor, Tensor]:
     (groups, channels), n = scatter.mean.shape, len(weight)
-    weight_scatter = torch.matmul(weight.float(), scatter.matrix)
+    weight_scatter, (mean, var) = torch.matmul(weight.float(), scatter.matrix), floats(weight, 2, groups, n)
     widened_moments_program[(n // 8, groups)](
-        weight, weight_scatter, scatter.mean, mean, var, *constant_arguments(numbers, constants), rows, n,
-        *slot_arguments(numbers), channels, 8, 64, numbers is not None, num_warps=4,
+        weight, weight_scatter, scatter.mean, mean, var, *Finish.memory(finish), rows, n, *Finish.others(finish),
+        channels, 8, 64, finish is not None, num_warps=4,
     )  # fmt: skip
-    return weight_scatter
+    return mean, var, weight_scatter
 
 
 def product_norm(a: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor) -> Tensor:

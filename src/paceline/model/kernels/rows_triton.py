@@ -29,6 +29,39 @@ COLUMNS = 64
 """Rows of fewer channels are folded until their length is a multiple of this: 128 bytes, a cache line of bfloat16."""
 
 
+class Finish(NamedTuple):
+    """What a kernel that gives moments does with them in the end: a norm's constants, see `write_constants`."""
+
+    numbers: NormNumbers
+    inverse: Tensor
+    scale: Tensor
+    shift: Tensor
+    """Behind the scale in memory."""
+
+    @classmethod
+    def of(cls, numbers: NormNumbers, mean: Tensor) -> Finish:
+        """For a norm with these numbers and means like these: the inverse like them, scale and shift in float32."""
+        return cls(numbers, *constants_like(mean))
+
+    def normed(self, mean: Tensor) -> Normed:
+        """What both passes need."""
+        return Normed(mean, self.inverse, self.scale, self.shift)
+
+    @staticmethod
+    def memory(finish: Finish | None) -> Sequence[Tensor | None]:
+        """The kernel's arguments that are memory."""
+        if finish is None:
+            return [None] * 6
+        (weight, bias, _, slots), inverse, scale, _ = finish
+        assert slots[0].stride() == slots[1].stride()
+        return weight, bias, inverse, scale, *slots
+
+    @staticmethod
+    def others(finish: Finish | None) -> tuple[int, float]:
+        """The kernel's other arguments: how far apart the slots of two groups are, and epsilon."""
+        return (0, 0.0) if finish is None else (finish.numbers.slots[0].stride(0), finish.numbers.epsilon)
+
+
 class Tiles(NamedTuple):
     """How a kernel cuts [groups, rows, channels]."""
 
@@ -95,9 +128,9 @@ def normed_moments(x: Tensor, numbers: NormNumbers) -> Normed:
     """What a norm makes of the moments of each group; see the twin."""
     partials = _moments_of_chunks(x)
     totals = partials.new_empty((2, len(x), x.shape[2]))
-    constants = constants_like(totals[0])
-    _add_up(partials, totals, x.shape[2], x.shape[1], numbers, constants)
-    return Normed(totals[0], *constants)
+    finish = Finish.of(numbers, totals[0])
+    _add_up(partials, totals, x.shape[2], x.shape[1], finish)
+    return finish.normed(totals[0])
 
 
 def _moments_of_chunks(x: Tensor) -> Tensor:
@@ -203,6 +236,12 @@ def backward_constants(
     return a, b, c, dweight, dbias
 
 
+def constants_like(mean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for what a norm makes of means like these: the inverse, the scale and the shift behind it."""
+    scale, shift = torch.empty((2, *mean.shape), dtype=torch.float32, device=mean.device)
+    return torch.empty_like(mean), scale, shift
+
+
 def _images(mask: Tensor | None) -> int:
     return 1 if mask is None else mask.shape[1]
 
@@ -219,37 +258,12 @@ def _added_up(partials: Tensor, channels: int, count: int | None = None) -> Tens
     return totals
 
 
-def _add_up(
-    partials: Tensor, totals: Tensor, channels: int, count: int | None, numbers: NormNumbers | None = None,
-    constants: tuple[Tensor, Tensor, Tensor] | None = None,
-) -> None:  # fmt: skip
-    """Fill in both sums over all chunks, or the moments that they give, and what a norm with these numbers makes of
-    the moments."""
+def _add_up(partials: Tensor, totals: Tensor, channels: int, count: int | None, finish: Finish | None = None) -> None:
+    """Fill in both sums over all chunks, or with a count the moments that they give, and finish these."""
     _, groups, chunks, width = partials.shape
     chunks = chunks * width // channels  # a folded row is several rows here
     programs.sums_of_chunks[(-(-channels // 8), groups)](
-        partials, totals, *constant_arguments(numbers, constants), chunks, channels, count or 0,
-        *slot_arguments(numbers), MOMENTS=count is not None, NORMED=numbers is not None,
+        partials, totals, *Finish.memory(finish), chunks, channels, count or 0,
+        *Finish.others(finish), MOMENTS=count is not None, NORMED=finish is not None,
         BP=min(128, max(16, triton.next_power_of_2(chunks))), BC=8, num_warps=4,
     )  # fmt: skip
-
-
-def constants_like(mean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for what a norm makes of means like these: the inverse like them, the scale and shift in float32."""
-    scale, shift = torch.empty((2, *mean.shape), dtype=torch.float32, device=mean.device)
-    return torch.empty_like(mean), scale, shift
-
-
-def constant_arguments(
-    numbers: NormNumbers | None, constants: tuple[Tensor, Tensor, Tensor] | None
-) -> Sequence[Tensor | None]:
-    """The arguments of `write_constants` that are memory; the shift lies behind the scale."""
-    if numbers is None or constants is None:
-        return [None] * 6
-    assert numbers.slots[0].stride() == numbers.slots[1].stride()
-    return numbers.weight, numbers.bias, *constants[:2], *numbers.slots
-
-
-def slot_arguments(numbers: NormNumbers | None) -> tuple[int, float]:
-    """How far apart the slots of two groups are, and epsilon."""
-    return (0, 0.0) if numbers is None else (numbers.slots[0].stride(0), numbers.epsilon)
