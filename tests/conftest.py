@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 """Before torch is loaded: small tensors are slower on several threads, and several processes test side by side."""
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 """Threads that wait for each other give up their core: spinning, they would keep it from those that they wait for."""
+# A shell ignores it for what it starts in the background, and so would every command that a test starts from there.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 SMALL = """
 model: resnet8
 data: {name: generated, images: 96, validation_images: 37, classes: 10, side: 8}

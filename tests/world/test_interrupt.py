@@ -111,8 +111,7 @@ def at_a_terminal(folder: Path, words: list[str], *, nohup: bool) -> tuple[int, 
     process, screen = pty.fork()
     if not process:
         os.chdir(folder)
-        if nohup:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)  # the tests may be under nohup, too
         os.execvpe(
             sys.executable, [sys.executable, "-m", "paceline", *words],
             environment() | {"TERM": "xterm", "COLUMNS": "80"},
