@@ -27,7 +27,9 @@ def load_programs_one_by_one() -> None:
         from triton.compiler import CompiledKernel  # type: ignore[import-not-found]  # noqa: PLC0415 - not on a CPU
     except ImportError:
         return
-    load, loading = CompiledKernel._init_handles, RLock()
+    load, loading = getattr(CompiledKernel, "_init_handles", None), RLock()
+    if load is None:  # another version of Triton
+        return
 
     def load_alone(kernel: Any) -> None:
         with loading:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from paceline.errors import INTERRUPTED, Broken, StoppedEarly
 from paceline.launch import MESSAGES_FOLDER
-from paceline.starting import EARLY_STOPS, STOPS, answered, training_begins
+from paceline.starting import EARLY_STOPS, STOPS, answered_signals, training_begins
 
 _PASSED_ON = (*STOPS, signal.SIGQUIT)
 """Signals that Paceline's own launcher hands on to the replicas."""
@@ -40,7 +40,7 @@ def start_replicas(count: int, module_args: Sequence[str]) -> int:
         local_addr="127.0.0.1",
         max_restarts=0,
         monitor_interval=0.1,
-        signals_to_handle=",".join(number.name for number in answered(_PASSED_ON)),
+        signals_to_handle=",".join(number.name for number in answered_signals(_PASSED_ON)),
         logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
     )
     try:

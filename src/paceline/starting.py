@@ -20,7 +20,7 @@ _LINE = b"Interrupted before training began; nothing new is saved. Run the same 
 _training = threading.Event()
 
 
-def answered(numbers: tuple[signal.Signals, ...] = STOPS) -> list[signal.Signals]:
+def answered_signals(numbers: tuple[signal.Signals, ...] = STOPS) -> list[signal.Signals]:
     """Those of these signals that this process answers: one started by nohup outlives its terminal."""
     outlives = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [number for number in numbers if not (outlives and number == signal.SIGHUP)]

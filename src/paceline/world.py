@@ -25,7 +25,7 @@ from paceline.launch import Launch
 from paceline.machine import NO_CUDA
 from paceline.planning import Plan
 from paceline.rendezvous import SHARED, die_with_launcher, meet
-from paceline.starting import answered
+from paceline.starting import answered_signals
 
 T = TypeVar("T")
 _ROLL = 5.0
@@ -302,7 +302,7 @@ def stand_by(plan: Plan, launch: Launch, data_digest: str) -> int:
     """
     die_with_launcher()
     heard: list[float] = []
-    for number in answered():
+    for number in answered_signals():
         signal.signal(number, lambda *_: heard.append(time.monotonic()))
     store = meet(launch, timedelta(seconds=plan.placement.timeout), agreement(plan, data_digest))
     try:

@@ -54,3 +54,13 @@ def test_two_threads_never_load_programs_at_the_same_time(monkeypatch: pytest.Mo
 def test_without_triton_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton.compiler", None)
     load_programs_one_by_one()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_triton_that_loads_otherwise_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, kernel = ModuleType("triton.compiler"), type("CompiledKernel", (), {})
+    compiler.CompiledKernel = kernel  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+    monkeypatch.setitem(sys.modules, "triton.compiler", compiler)
+    load_programs_one_by_one()
+    assert not hasattr(kernel, "_init_handles")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ReadFailed
-from paceline.starting import answered
+from paceline.starting import answered_signals
 from paceline.world import Work, World
 
 LAG = 4
@@ -34,7 +34,7 @@ class Stopped(Exception):
 
 
 class Signals:
-    """Takes the signals of `answered` as a request to stop while it is entered; a second one exits at once.
+    """Takes the signals of `answered_signals` as a request to stop while it is entered; a second one exits at once.
 
     A second SIGHUP does not: a shell may repeat what the terminal has sent. `answer` is called as soon as the first
     signal comes, and `most_seconds` after entering it counts as asked too. Only the main thread of a process can listen
@@ -52,7 +52,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            for number in answered():
+            for number in answered_signals():
                 self._previous[number] = signal.signal(number, self._on_signal)
             self._previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)
             if self._most_seconds is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 
-from paceline.model.kernels.rows_programs import write_constants
+from paceline.model.kernels.rows_programs import write_moments
 
 
 @triton.jit
@@ -121,15 +121,10 @@ def combine_moments_program(
         s = tl.load(at + N, mask=there, other=0.0).to(tl.float64)
         q = tl.load(at + 2 * N, mask=there, other=0.0).to(tl.float64)
         total += tl.where(there, q + 2.0 * d * s + n * d * d, 0.0)
-    m = m.to(tl.float32)
-    v = tl.maximum(tl.sum(total, 0) / rows, 0.0).to(tl.float32)
-    tl.store(mean + group * N + cols, m)
-    tl.store(var + group * N + cols, v)
-    if NORMED:
-        write_constants(
-            m.to(tl.float64), v.to(tl.float64), weight, bias, inverse, scale, means, variances, group, cols, cols < N,
-            N, stride, epsilon, rows, 1,
-        )  # fmt: skip
+    v = tl.maximum(tl.sum(total, 0) / rows, 0.0)
+    write_moments(
+        m, v, mean, var, weight, bias, inverse, scale, means, variances, group, cols, N, stride, epsilon, rows, NORMED
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "tiles", "P"])

@@ -82,22 +82,26 @@ class _Parts(NamedTuple):
 
     def moments(self) -> Moments:
         """The moments of all rows of each group."""
-        return Moments(*self._combined(None))
+        moments = self._room()
+        self._combine(moments, None)
+        return moments
 
     def normed(self, numbers: NormNumbers) -> Normed:
         """What a norm makes of the moments."""
-        finish = Finish.of(numbers, floats(self.sums, len(self.sums), self.sums.shape[3]))
-        mean, _ = self._combined(finish)
-        return finish.normed(mean)
+        moments = self._room()
+        finish = Finish.of(numbers, moments.mean)
+        self._combine(moments, finish)
+        return finish.normed(moments.mean)
 
-    def _combined(self, finish: Finish | None) -> tuple[Tensor, Tensor]:
+    def _room(self) -> Moments:
+        return Moments(*floats(self.sums, 2, len(self.sums), self.sums.shape[3]))
+
+    def _combine(self, moments: Moments, finish: Finish | None) -> None:
         groups, count, _, n = self.sums.shape
-        mean, var = floats(self.sums, 2, groups, n)
         combine_moments_program[(n // self.together, groups)](
-            self.sums, mean, var, *Finish.memory(finish), self.rows, self.tiles, count, *Finish.others(finish),
+            self.sums, *moments, *Finish.pointers(finish), self.rows, self.tiles, count, *Finish.scalars(finish),
             n, self.height, 64, self.together, finish is not None, num_warps=4,
         )  # fmt: skip
-        return mean, var
 
 
 def relu_scatter(x: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Scatter]:
@@ -150,27 +154,27 @@ def _scatter(x: Tensor, y: Tensor, scale: Tensor | None, shift: Tensor | None) -
 
 def widened_moments(weight: Tensor, scatter: Scatter, rows: int) -> tuple[Moments, Tensor]:
     """The moments of a W^T by the scatter of `rows` rows a; W times the scatter matrix comes with them."""
-    mean, var, weight_scatter = _widened_moments(weight, scatter, rows, None)
-    return Moments(mean, var), weight_scatter
+    moments = Moments(*floats(weight, 2, len(scatter.mean), len(weight)))
+    return moments, _widened_moments(weight, scatter, rows, moments, None)
 
 
 def widened_normed(weight: Tensor, scatter: Scatter, rows: int, numbers: NormNumbers) -> tuple[Normed, Tensor]:
     """What a norm makes of the moments of a W^T; W times the scatter matrix comes with it."""
-    finish = Finish.of(numbers, floats(weight, len(scatter.mean), len(weight)))
-    mean, _, weight_scatter = _widened_moments(weight, scatter, rows, finish)
-    return finish.normed(mean), weight_scatter
+    moments = Moments(*floats(weight, 2, len(scatter.mean), len(weight)))
+    finish = Finish.of(numbers, moments.mean)
+    weight_scatter = _widened_moments(weight, scatter, rows, moments, finish)
+    return finish.normed(moments.mean), weight_scatter
 
 
-def _widened_moments(
-    weight: Tensor, scatter: Scatter, rows: int, finish: Finish | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _widened_moments(weight: Tensor, scatter: Scatter, rows: int, moments: Moments, finish: Finish | None) -> Tensor:
+    """Fill in the moments, and finish them; gives the weight times the scatter matrix."""
     (groups, channels), n = scatter.mean.shape, len(weight)
-    weight_scatter, (mean, var) = torch.matmul(weight.float(), scatter.matrix), floats(weight, 2, groups, n)
+    weight_scatter = torch.matmul(weight.float(), scatter.matrix)
     widened_moments_program[(n // 8, groups)](
-        weight, weight_scatter, scatter.mean, mean, var, *Finish.memory(finish), rows, n, *Finish.others(finish),
+        weight, weight_scatter, scatter.mean, *moments, *Finish.pointers(finish), rows, n, *Finish.scalars(finish),
         channels, 8, 64, finish is not None, num_warps=4,
     )  # fmt: skip
-    return mean, var, weight_scatter
+    return weight_scatter
 
 
 def product_norm(a: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, shortcut: Tensor) -> Tensor:

@@ -192,6 +192,23 @@ def write_constants(
     tl.store(shift + at, tl.load(bias + column, mask=inside).to(tl.float64) - mu * factor, mask=inside)
 
 
+@triton.jit
+def write_moments(
+    m, v, mean, var, weight, bias, inverse, scale, means, variances, group, column, channels, stride, epsilon, count,
+    NORMED: tl.constexpr,
+):  # fmt: skip
+    """Keep a mean and a variance in float32, and what a norm makes of them as they are kept."""
+    m = m.to(tl.float32)
+    v = v.to(tl.float32)
+    tl.store(mean + group * channels + column, m)
+    tl.store(var + group * channels + column, v)
+    if NORMED:
+        write_constants(
+            m.to(tl.float64), v.to(tl.float64), weight, bias, inverse, scale, means, variances, group, column,
+            column < channels, channels, stride, epsilon, count, 1,
+        )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["chunks", "count"])
 def sums_of_chunks(
     partials, totals, weight, bias, inverse, scale, means, variances, chunks, channels, count, stride, epsilon,

@@ -48,8 +48,8 @@ class Finish(NamedTuple):
         return Normed(mean, self.inverse, self.scale, self.shift)
 
     @staticmethod
-    def memory(finish: Finish | None) -> Sequence[Tensor | None]:
-        """The kernel's arguments that are memory."""
+    def pointers(finish: Finish | None) -> Sequence[Tensor | None]:
+        """The kernel's arguments that point to memory."""
         if finish is None:
             return [None] * 6
         (weight, bias, _, slots), inverse, scale, _ = finish
@@ -57,8 +57,8 @@ class Finish(NamedTuple):
         return weight, bias, inverse, scale, *slots
 
     @staticmethod
-    def others(finish: Finish | None) -> tuple[int, float]:
-        """The kernel's other arguments: how far apart the slots of two groups are, and epsilon."""
+    def scalars(finish: Finish | None) -> tuple[int, float]:
+        """The kernel's other arguments for this: how far apart the slots of two groups are, and epsilon."""
         return (0, 0.0) if finish is None else (finish.numbers.slots[0].stride(0), finish.numbers.epsilon)
 
 
@@ -263,7 +263,7 @@ def _add_up(partials: Tensor, totals: Tensor, channels: int, count: int | None, 
     _, groups, chunks, width = partials.shape
     chunks = chunks * width // channels  # a folded row is several rows here
     programs.sums_of_chunks[(-(-channels // 8), groups)](
-        partials, totals, *Finish.memory(finish), chunks, channels, count or 0,
-        *Finish.others(finish), MOMENTS=count is not None, NORMED=finish is not None,
+        partials, totals, *Finish.pointers(finish), chunks, channels, count or 0,
+        *Finish.scalars(finish), MOMENTS=count is not None, NORMED=finish is not None,
         BP=min(128, max(16, triton.next_power_of_2(chunks))), BC=8, num_warps=4,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 
-from paceline.model.kernels.rows_programs import write_constants
+from paceline.model.kernels.rows_programs import write_moments
 
 
 @triton.jit(do_not_specialize=["rows", "N"])
@@ -25,15 +25,10 @@ def widened_moments_program(
         m += row * tl.load(a_mean + group * C + c, mask=own, other=0.0).to(tl.float64)[None, :]
         at = ws + (group * N + n).to(tl.int64)[:, None] * C + c[None, :]
         v += row * tl.load(at, mask=own[None, :], other=0.0).to(tl.float64)
-    mu = tl.sum(m, 1).to(tl.float32)
-    biased = tl.maximum(tl.sum(v, 1) / rows, 0.0).to(tl.float32)
-    tl.store(mean + group * N + n, mu)
-    tl.store(var + group * N + n, biased)
-    if NORMED:
-        write_constants(
-            mu.to(tl.float64), biased.to(tl.float64), weight, bias, inverse, scale, means, variances, group, n, n < N,
-            N, stride, epsilon, rows, 1,
-        )  # fmt: skip
+    write_moments(
+        tl.sum(m, 1), tl.maximum(tl.sum(v, 1) / rows, 0.0), mean, var, weight, bias, inverse, scale, means, variances,
+        group, n, N, stride, epsilon, rows, NORMED,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "G", "N"])
