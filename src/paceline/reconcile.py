@@ -332,7 +332,7 @@ def _kernels(asked: Placement, device: str, precision: str) -> str:
     if asked.kernels != "auto":
         return asked.kernels
     there = importlib.util.find_spec("triton") is not None
-    return "fused" if device == "cuda" and precision in ("bf16", "fp16") and there and not asked.compile else "plain"
+    return "fused" if device == "cuda" and precision != "fp64" and there and not asked.compile else "plain"
 
 
 def _graphs(asked: Placement, device: str, processes: int) -> bool:

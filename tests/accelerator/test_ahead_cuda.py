@@ -44,7 +44,7 @@ def compiled(**asked):
     early.append(asked["repr"])
 
 Whole.compile_ahead, knobs.runtime.jit_post_compile_hook = noticed, compiled
-plan = make_plan("on.device=cuda", "on.deterministic=true", "on.kernels=fused", *words)
+plan = make_plan("epochs=3 steps", "on.device=cuda", "on.deterministic=true", "on.kernels=fused", *words)
 with torch_settings(plan.placement):
     session = make_session(plan, world=World(torch.device("cuda", 0)))
     batches = session.loader.training(0)

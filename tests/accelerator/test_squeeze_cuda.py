@@ -28,16 +28,17 @@ def passes(norm: BatchNormAct, excite: SqueezeExcite, x: Tensor, dy: Tensor, fus
     return [y.detach(), *torch.autograd.grad(y, [x, *norm.parameters(), *excite.parameters()], dy)]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("activation", ["silu", "hardswish"])
 @pytest.mark.parametrize(("channels", "side"), [(32, 56), (144, 28), (1152, 7)])
 def test_a_fused_pass_is_no_further_from_float64_than_autocast(
-    channels: int, side: int, activation: Activation
+    channels: int, side: int, activation: Activation, dtype: torch.dtype
 ) -> None:
     norm, excite = BatchNormAct(channels, 0.1, 1e-3, activation), SqueezeExcite(channels, Squeeze(8, "silu", "sigmoid"))
     norm.index, norm.offset = 0, 0
     norm.cuda()
     excite.cuda()
-    x, dy = (torch.randn(8, channels, side, side, device="cuda").bfloat16() for _ in range(2))
+    x, dy = (torch.randn(8, channels, side, side, device="cuda").to(dtype) for _ in range(2))
     x, dy = (each.contiguous(memory_format=torch.channels_last) for each in (x, dy))
     fused, again, plain = (passes(norm, excite, x, dy, form) for form in (True, True, False))
     assert all(map(torch.equal, fused, again))
@@ -45,4 +46,4 @@ def test_a_fused_pass_is_no_further_from_float64_than_autocast(
     for one, other, value in zip(fused, plain, exact, strict=True):
         ours, theirs = (float((each.double() - value).norm() / value.norm()) for each in (one, other))
         print(f"{tuple(value.shape)}: fused {ours:.2e}, autocast {theirs:.2e}")
-        assert ours <= 1.2 * theirs + 1e-3
+        assert ours <= 1.2 * theirs + (1e-3 if dtype == torch.bfloat16 else 1e-5)

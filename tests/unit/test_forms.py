@@ -16,6 +16,7 @@ from paceline.errors import PlanError
 from paceline.model.build import build_network
 from paceline.model.forms import (
     BOTTLENECK,
+    CONVOLUTIONS,
     EXPANSION,
     EXPANSION_AND_SQUEEZE,
     NORMS,
@@ -28,6 +29,7 @@ from paceline.model.forms import (
 )
 from paceline.model.kernels import bottleneck
 from paceline.model.kernels.bottleneck import compute_weight, wide_weight
+from paceline.model.kernels.convolution import NarrowConv
 from paceline.model.layers import ConvNorm
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
@@ -128,11 +130,28 @@ def test_only_bfloat16_has_fused_products_on_cuda(monkeypatch: pytest.MonkeyPatc
     for precision, form in (("bf16", BOTTLENECK), ("fp16", NORMS), ("fp32", NORMS), ("fp64", NORMS)):
         plan, network = planned("resnet50", FUSED, "on.device=cuda", f"on.precision={precision}")
         forms = fuse(network, plan)
-        assert forms["stage1/unit1"] == form
+        assert forms["stage2/unit1"] == form
         assert forms["stem"] == (STEM if form == BOTTLENECK else NORMS)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     plan, network = planned("resnet50", FUSED, "on.device=cuda", "on.precision=bf16")
     assert set(fuse(network, plan).values()) == {PLAIN}
+
+
+def test_only_float32_has_fused_convolutions_and_only_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    for words, form in [
+        (("on.device=cuda", "on.precision=fp32"), CONVOLUTIONS),
+        (("on.device=cuda", "on.precision=tf32"), NORMS),
+        (("on.device=cuda", "on.precision=bf16"), NORMS),
+        (("on.precision=fp32",), NORMS),
+    ]:
+        plan, network = planned("resnet20", FUSED, *words)
+        forms = fuse(network, plan)
+        assert {forms[f"stage{stage}/unit{unit}"] for stage in (1, 2, 3) for unit in (1, 2)} == {form}, words
+        assert forms["stem"] == NORMS
+        narrow = [module for module in network.modules() if isinstance(module, NarrowConv)]
+        assert len(narrow) == 18
+        assert {module.fused for module in narrow} == {form == CONVOLUTIONS}
 
 
 def test_weights_are_copied_once_in_a_step() -> None:
@@ -260,11 +279,12 @@ def test_kernels_are_fused_where_they_pay_and_nobody_else_fuses(triton: pytest.M
     for words, kernels in [
         ((cuda,), "fused"),
         ((cuda, "on.precision=fp16"), "fused"),
-        ((cuda, "on.precision=fp32"), "plain"),
-        ((cuda, "on.precision=tf32"), "plain"),
+        ((cuda, "on.precision=fp32"), "fused"),
+        ((cuda, "on.precision=tf32"), "fused"),
         ((cuda, "on.compile=true"), "plain"),
         ((cuda, "on.kernels=plain"), "plain"),
-        ((cuda, "on.precision=fp32", FUSED), "fused"),
+        ((cuda, "on.precision=fp64"), "plain"),
+        ((cuda, "on.precision=fp64", FUSED), "fused"),
         (("on.precision=bf16",), "plain"),
         ((FUSED,), "fused"),
     ]:

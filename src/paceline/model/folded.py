@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from paceline.model.kernels.convolution import PLAIN_CONVS
 from paceline.model.layers import BlurredConv, SameConv
 from paceline.model.network import Network
 from paceline.model.norm import BatchNormAct
 
-CAST = (nn.Conv2d, nn.Linear, BlurredConv, SameConv)
+CAST = (*PLAIN_CONVS, nn.Linear, BlurredConv, SameConv)
 """Layers that do nothing with their weights but multiply by them; those of other packages may, and keep theirs."""
 
 

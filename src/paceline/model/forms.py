@@ -9,6 +9,7 @@ from torch import nn
 
 from paceline.model.alexnet import Convolution
 from paceline.model.kernels.bottleneck import can_fuse
+from paceline.model.kernels.convolution import NarrowConv
 from paceline.model.kernels.stem import can_fuse_stem
 from paceline.model.layers import ConvNorm, MaxPool, MeanPool
 from paceline.model.mobile import InvertedUnit
@@ -22,7 +23,7 @@ CAPABILITY = (8, 0)
 """Older devices have no tensor cores for bfloat16."""
 BOTTLENECK, STEM, SQUEEZE = "fused bottleneck", "fused stem", "fused squeeze-and-excite"
 EXPANSION, EXPANSION_AND_SQUEEZE = "fused expansion", "fused expansion and squeeze-and-excite"
-NORMS, RELU, PLAIN = "fused norms", "fused ReLU", "plain"
+CONVOLUTIONS, NORMS, RELU, PLAIN = "fused convolutions", "fused norms", "fused ReLU", "plain"
 FUSED_NORMS = (BatchNormAct, GroupNormAct)
 ONE_KERNEL = (*FUSED_NORMS, Convolution, MaxPool, MeanPool)
 """Layers with a fused form of their own, whatever block they stand in."""
@@ -36,9 +37,10 @@ def fuse(network: Network, plan: Plan) -> dict[str, str]:
     # The small matrices between the products of a bottleneck hold gradients over many rows, which are too small for
     # float16; the CPU takes any type.
     products = plan.placement.precision == "bf16" or not cuda
+    kinds = (*ONE_KERNEL, NarrowConv) if cuda and plan.placement.precision == "fp32" else ONE_KERNEL
     forms = {}
     for name, block in network.named_children():
-        fused = [module for module in block.modules() if isinstance(module, ONE_KERNEL)]
+        fused = [module for module in block.modules() if isinstance(module, kinds)]
         for module in fused:
             module.fused = True
         forms[name] = _name(fused)
@@ -61,6 +63,8 @@ def fuse(network: Network, plan: Plan) -> dict[str, str]:
 
 def _name(fused: Sequence[nn.Module]) -> str:
     """What a block is called after the layers in it that are one kernel."""
+    if any(isinstance(module, NarrowConv) for module in fused):
+        return CONVOLUTIONS
     if any(isinstance(module, FUSED_NORMS) for module in fused):
         return NORMS
     return RELU if fused else PLAIN

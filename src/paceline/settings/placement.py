@@ -162,7 +162,7 @@ class Placement(Settings):
     """Let torch.compile fuse the network: slower to start."""
     kernels: Annotated[Literal["auto", "fused", "plain"], Field(json_schema_extra=ARITHMETIC)] = "auto"
     """How blocks are computed: fused (norms with what stands around them, by Paceline's own kernels) or plain (torch's
-    own); auto is fused on cuda in bf16 and fp16, unless the network is compiled."""
+    own); auto is fused on cuda unless precision is fp64 or the network is compiled."""
     graphs: Annotated[AutoSwitch, Field(json_schema_extra=LAYOUT)] = "auto"
     """Record a step, and a pass of evaluation, once as CUDA graphs and replay it, which spares the host the launches;
     auto does so on cuda with one replica, unless the network is compiled or state is offloaded."""

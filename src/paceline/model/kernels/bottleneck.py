@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from paceline.model.batch import Batch
 from paceline.model.kernels import gram
+from paceline.model.kernels.convolution import PLAIN_CONVS
 from paceline.model.kernels.gram import Scatter, WidenedGradient
 from paceline.model.kernels.norm import (
     as_images,
@@ -90,7 +91,7 @@ def can_fuse(unit: ResidualUnit) -> bool:
     return (
         unit.bottleneck
         and len(norms) == len(convolutions)
-        and all(type(m) is nn.Conv2d for m in convolutions)
+        and all(type(m) in PLAIN_CONVS for m in convolutions)
         and all(n % LANES == 0 for m in convolutions for n in (m.in_channels, m.out_channels))
         and unit.conv1.stride == (1, 1)
         and unit.stride in (1, 2)
