@@ -31,6 +31,18 @@ PRODUCTS = [
         (64, 128, 64, 4, 4), (128, 256, 64, 8, 3), (64, 256, 64, 4, 3), (64, 64, 64, 4, 4), (64, 128, 64, 8, 3),
     )
 ]  # fmt: skip
+STREAMED = ("product_norm", "product_moments", "input_gradient_masked", "input_gradient_added")
+"""Kernels that can have all inner columns in a tile; up to MOST of them pay."""
+MOST = 256
+STREAMS = [
+    (32, 64, 4, 3, 4),
+    (32, 64, 4, 3, 3),
+    (32, 64, 4, 3, 2),
+    (32, 128, 4, 3, 2),
+    (64, 64, 4, 3, 3),
+    (64, 128, 8, 3, 2),
+]
+"""Rows, columns, warps, stages and programs of such tiles."""
 SCATTERS = [Tile(rows, 0, 0, warps, 3) for rows, warps in ((32, 4), (64, 4), (128, 4), (64, 8), (128, 8))]
 Case = tuple[str, int, int, int]
 """A kernel, its columns, its inner columns and its rows."""
@@ -60,10 +72,12 @@ def cases(batch: int, networks: int = 2) -> list[Case]:
 
 def candidates(case: Case) -> list[Tile]:
     """The tiles worth a try for a case."""
-    kernel, columns, _, _ = case
+    kernel, columns, inner, _ = case
     if kernel == "relu_scatter":
         return SCATTERS
-    return [t for t in PRODUCTS if columns % t.columns == 0]
+    streams = STREAMS if kernel in STREAMED and inner <= MOST else []
+    tiles = PRODUCTS + [Tile(rows, width, inner, *rest) for rows, width, *rest in streams]
+    return [t for t in tiles if columns % t.columns == 0]
 
 
 def call(case: Case) -> Callable[[], Any]:

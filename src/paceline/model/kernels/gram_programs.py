@@ -3,6 +3,9 @@
 All sums are deterministic: each program leaves its own part, and a second one adds the parts up in float64. Sums of
 squares are taken around a pivot, the mean of the program's first tile, so that they lose nothing where a channel's mean
 is large, and tensor cores, which truncate, add up small numbers only.
+
+Where a tile has all K inner columns (K == BK), the weights stay in shared memory while tiles of rows stream by. Sums
+are then kept for each number of a tile, and added up over its rows once in the end, if there are registers for that.
 """
 
 from __future__ import annotations
@@ -24,6 +27,41 @@ def part_rows(p, parts, tiles, rows, BM: tl.constexpr):
 def tile_rows(x, group, t, rows, width: tl.constexpr, BM: tl.constexpr):
     """Where tile t of a group's rows begins: offsets inside a tile then fit 32 bits."""
     return x + (group.to(tl.int64) * rows + t * BM) * width
+
+
+@triton.jit
+def _tile(x, group, t, rows, cols, N: tl.constexpr, BM: tl.constexpr, EVEN: tl.constexpr):
+    """Some columns of tile t of a group's rows; zeros where there are no rows."""
+    r = tl.arange(0, BM)
+    at = tile_rows(x, group, t, rows, N, BM) + r[:, None] * N + cols[None, :]
+    return tl.load(at) if EVEN else tl.load(at, mask=(r < rows - t * BM)[:, None], other=0.0)
+
+
+@triton.jit
+def _added_tile(
+    added, group, t, rows, cols, side, N: tl.constexpr, BM: tl.constexpr, EVEN: tl.constexpr, STRIDED: tl.constexpr
+):
+    """The same; STRIDED: of pictures of that side, of which every other pixel of every other line is there."""
+    if not STRIDED:
+        return _tile(added, group, t, rows, cols, N, BM, EVEN)
+    half = (side + 1) // 2
+    at = group * rows + t * BM + tl.arange(0, BM)
+    row = at // side % side
+    column = at % side
+    there = (row % 2 == 0) & (column % 2 == 0) & (tl.arange(0, BM) < rows - t * BM)
+    source = ((at // (side * side) * half + row // 2) * half + column // 2).to(tl.int64)
+    return tl.load(added + source[:, None] * N + cols[None, :], mask=there[:, None], other=0.0)
+
+
+@triton.jit
+def _store_tile(y, values, group, t, rows, cols, N: tl.constexpr, BM: tl.constexpr, EVEN: tl.constexpr):
+    """Write some columns of tile t of a group's rows."""
+    r = tl.arange(0, BM)
+    at = tile_rows(y, group, t, rows, N, BM) + r[:, None] * N + cols[None, :]
+    if EVEN:
+        tl.store(at, values)
+    else:
+        tl.store(at, values, mask=(r < rows - t * BM)[:, None])
 
 
 @triton.jit
@@ -65,32 +103,33 @@ def product_moments_program(
     cols = pid % BLOCKS * BN + tl.arange(0, BN)
     p = pid // BLOCKS % P
     group = pid // (BLOCKS * P)
+    k = tl.arange(0, BK)
+    if K == BK:
+        weights = tl.load(w + cols[None, :] * K + k[:, None])
     pivot = tl.zeros([BN], tl.float32)
-    s = tl.zeros([BN], tl.float32)
-    q = tl.zeros([BN], tl.float32)
+    s = tl.zeros([BM, BN] if K == BK else [BN], tl.float32)
+    q = tl.zeros([BM, BN] if K == BK else [BN], tl.float32)
     for t in range(p, tiles, P):
         inside = tl.arange(0, BM) < rows - t * BM
-        acc = tl.zeros([BM, BN], tl.float32)
-        acc = _dot_rows(acc, tile_rows(x, group, t, rows, K, BM), w, inside, cols, K, BM, BK, EVEN)
-        o = acc.to(y.dtype.element_ty)
-        f = o.to(tl.float32)
-        to = tile_rows(y, group, t, rows, N, BM) + tl.arange(0, BM)[:, None] * N + cols[None, :]
-        if EVEN:
-            tl.store(to, o)
+        if K == BK:
+            acc = tl.dot(_tile(x, group, t, rows, k, K, BM, EVEN), weights)
         else:
-            tl.store(to, o, mask=inside[:, None])
-            f = tl.where(inside[:, None], f, 0.0)
+            acc = tl.zeros([BM, BN], tl.float32)
+            acc = _dot_rows(acc, tile_rows(x, group, t, rows, K, BM), w, inside, cols, K, BM, BK, EVEN)
+        o = acc.to(y.dtype.element_ty)
+        _store_tile(y, o, group, t, rows, cols, N, BM, EVEN)
+        f = o.to(tl.float32)
         if t == p:
             pivot = tl.sum(f, 0) / tl.minimum(BM, rows - t * BM)
         f = f - pivot[None, :]
         if not EVEN:
             f = tl.where(inside[:, None], f, 0.0)
-        s += tl.sum(f, 0)
-        q += tl.sum(f * f, 0)
+        s += f if K == BK else tl.sum(f, 0)
+        q += f * f if K == BK else tl.sum(f * f, 0)
     part = parts + (group * P + p) * 3 * N + cols
     tl.store(part, pivot)
-    tl.store(part + N, s)
-    tl.store(part + 2 * N, q)
+    tl.store(part + N, tl.sum(s, 0) if K == BK else s)
+    tl.store(part + 2 * N, tl.sum(q, 0) if K == BK else q)
 
 
 @triton.jit(do_not_specialize=["rows", "tiles", "P"])
@@ -225,6 +264,29 @@ def product_norm_program(
     tl.store(to, tl.maximum(acc, 0.0).to(y.dtype.element_ty), mask=inside[:, None])
 
 
+@triton.jit(do_not_specialize=["rows", "tiles", "P"])
+def product_norm_streaming_program(
+    a, w, scale, shift, x, y, rows, tiles, P, N: tl.constexpr, K: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """relu((a w^T) scale + shift + x), with all K inner columns in a tile."""
+    pid = tl.program_id(0)
+    BLOCKS: tl.constexpr = N // BN
+    cols = pid % BLOCKS * BN + tl.arange(0, BN)
+    p = pid // BLOCKS % P
+    group = pid // (BLOCKS * P)
+    k = tl.arange(0, K)
+    weights = tl.load(w + cols[None, :] * K + k[:, None])
+    factor = tl.load(scale + group * N + cols)[None, :]
+    term = tl.load(shift + group * N + cols)[None, :]
+    beside = _tile(x, group, p, rows, cols, N, BM, EVEN)
+    for t in range(p, tiles, P):
+        ahead = _tile(x, group, tl.minimum(t + P, tiles - 1), rows, cols, N, BM, EVEN)  # under way meanwhile
+        acc = tl.dot(_tile(a, group, t, rows, k, K, BM, EVEN), weights) * factor + term + beside.to(tl.float32)
+        _store_tile(y, tl.maximum(acc, 0.0).to(y.dtype.element_ty), group, t, rows, cols, N, BM, EVEN)
+        beside = ahead
+
+
 @triton.jit(do_not_specialize=["P", "N"])
 def sum_parts_program(parts, out, P, N, BP: tl.constexpr, BN: tl.constexpr):
     """The sum over the P parts of N numbers of each group."""
@@ -250,31 +312,45 @@ def input_gradient_program(
     p = pid // BLOCKS % P
     group = pid // (BLOCKS * P)
     constant = tl.load(c + group * N + cols)
-    s = tl.zeros([BN], tl.float32)
-    q = tl.zeros([BN], tl.float32)
+    WHOLE: tl.constexpr = MASKED and K == BK
+    k = tl.arange(0, BK)
+    n = tl.arange(0, N)
+    if WHOLE:
+        weights = tl.load(w + (group * K + k[:, None]) * N + cols[None, :])
+        own_weights = tl.load(qm + (group * N + n[:, None]) * N + cols[None, :])
+    s = tl.zeros([BM, BN] if WHOLE else [BN], tl.float32)
+    q = tl.zeros([BM, BN] if WHOLE else [BN], tl.float32)
     for t in range(p, tiles, P):
         inside = tl.arange(0, BM) < rows - t * BM
-        off = tl.arange(0, BM)[:, None] * N + cols[None, :]
-        a_tile = tile_rows(a, group, t, rows, N, BM)
-        d_tile = tile_rows(d, group, t, rows, K, BM)
-        acc = tl.zeros([BM, BN], tl.float32)
-        acc = _dot_columns(acc, d_tile, w + group * K * N, inside, cols, K, N, BM, BK, EVEN)
-        acc = _dot_columns(acc, a_tile, qm + group * N * N, inside, cols, N, N, BM, BK, EVEN)
+        if WHOLE:
+            positive = _tile(a, group, t, rows, cols, N, BM, EVEN) > 0
+            before = _tile(x, group, t, rows, cols, N, BM, EVEN)
+            acc = tl.dot(_tile(d, group, t, rows, k, K, BM, EVEN), weights)
+            acc = tl.dot(_tile(a, group, t, rows, n, N, BM, EVEN), own_weights, acc)
+        else:
+            acc = tl.zeros([BM, BN], tl.float32)
+            d_tile = tile_rows(d, group, t, rows, K, BM)
+            acc = _dot_columns(acc, d_tile, w + group * K * N, inside, cols, K, N, BM, BK, EVEN)
+            a_tile = tile_rows(a, group, t, rows, N, BM)
+            acc = _dot_columns(acc, a_tile, qm + group * N * N, inside, cols, N, N, BM, BK, EVEN)
         acc += constant[None, :]
         if MASKED:
-            positive = tl.load(a_tile + off, mask=inside[:, None], other=0.0) > 0
+            if not WHOLE:
+                positive = _tile(a, group, t, rows, cols, N, BM, EVEN) > 0
             o = tl.where(positive, acc, 0.0).to(z.dtype.element_ty)
             f = o.to(tl.float32)
-            s += tl.sum(f, 0)
-            before = tl.load(tile_rows(x, group, t, rows, N, BM) + off, mask=inside[:, None], other=0.0)
-            q += tl.sum(f * before.to(tl.float32), 0)
+            s += f if WHOLE else tl.sum(f, 0)
+            if not WHOLE:
+                before = _tile(x, group, t, rows, cols, N, BM, EVEN)
+            f = f * before.to(tl.float32)
+            q += f if WHOLE else tl.sum(f, 0)
         else:
             o = acc.to(z.dtype.element_ty)
-        tl.store(tile_rows(z, group, t, rows, N, BM) + off, o, mask=inside[:, None])
+        _store_tile(z, o, group, t, rows, cols, N, BM, EVEN)
     if MASKED:
         part = parts + (group * P + p) * 2 * N + cols
-        tl.store(part, s)
-        tl.store(part + N, q)
+        tl.store(part, tl.sum(s, 0) if WHOLE else s)
+        tl.store(part + N, tl.sum(q, 0) if WHOLE else q)
 
 
 @triton.jit(do_not_specialize=["rows", "tiles", "P", "side"])
@@ -288,25 +364,30 @@ def input_gradient_added_program(
     cols = pid % BLOCKS * BN + tl.arange(0, BN)
     p = pid // BLOCKS % P
     group = pid // (BLOCKS * P)
-    s = tl.zeros([BN], tl.float32)
+    LATE: tl.constexpr = K == BK and K <= 128
+    s = tl.zeros([BM, BN] if LATE else [BN], tl.float32)
+    if K == BK:
+        k = tl.arange(0, K)
+        weights = tl.load(w + k[:, None] * N + cols[None, :])
+        before = _tile(x, group, p, rows, cols, N, BM, EVEN)
+        more = _added_tile(added, group, p, rows, cols, side, N, BM, EVEN, STRIDED)
     for t in range(p, tiles, P):
-        inside = tl.arange(0, BM) < rows - t * BM
-        off = tl.arange(0, BM)[:, None] * N + cols[None, :]
-        # Under way while the product is computed.
-        before = tl.load(tile_rows(x, group, t, rows, N, BM) + off, mask=inside[:, None], other=0.0)
-        if STRIDED:
-            half = (side + 1) // 2
-            at = group * rows + t * BM + tl.arange(0, BM)
-            row = at // side % side
-            column = at % side
-            there = (row % 2 == 0) & (column % 2 == 0) & inside
-            source = ((at // (side * side) * half + row // 2) * half + column // 2).to(tl.int64)
-            more = tl.load(added + source[:, None] * N + cols[None, :], mask=there[:, None], other=0.0)
+        # What is loaded first is under way while the product is computed: the next tile's, or this one's.
+        if K == BK:
+            ahead = tl.minimum(t + P, tiles - 1)
+            before_ahead = _tile(x, group, ahead, rows, cols, N, BM, EVEN)
+            more_ahead = _added_tile(added, group, ahead, rows, cols, side, N, BM, EVEN, STRIDED)
+            acc = tl.dot(_tile(d, group, t, rows, k, K, BM, EVEN), weights)
         else:
-            more = tl.load(tile_rows(added, group, t, rows, N, BM) + off, mask=inside[:, None], other=0.0)
-        acc = tl.zeros([BM, BN], tl.float32)
-        acc = _dot_columns(acc, tile_rows(d, group, t, rows, K, BM), w, inside, cols, K, N, BM, BK, EVEN)
+            inside = tl.arange(0, BM) < rows - t * BM
+            before = _tile(x, group, t, rows, cols, N, BM, EVEN)
+            more = _added_tile(added, group, t, rows, cols, side, N, BM, EVEN, STRIDED)
+            acc = tl.zeros([BM, BN], tl.float32)
+            acc = _dot_columns(acc, tile_rows(d, group, t, rows, K, BM), w, inside, cols, K, N, BM, BK, EVEN)
         o = tl.where(before > 0, acc + more.to(tl.float32), 0.0).to(z.dtype.element_ty)
-        tl.store(tile_rows(z, group, t, rows, N, BM) + off, o, mask=inside[:, None])
-        s += tl.sum(o.to(tl.float32), 0)
-    tl.store(parts + (group * P + p) * N + cols, s)
+        _store_tile(z, o, group, t, rows, cols, N, BM, EVEN)
+        s += o.to(tl.float32) if LATE else tl.sum(o.to(tl.float32), 0)
+        if K == BK:
+            before = before_ahead
+            more = more_ahead
+    tl.store(parts + (group * P + p) * N + cols, tl.sum(s, 0) if LATE else s)

@@ -18,17 +18,16 @@ from paceline.model.kernels.gram_programs import (
     input_gradient_program,
     product_moments_program,
     product_norm_program,
+    product_norm_streaming_program,
     scatter_program,
     sum_parts_program,
 )
 from paceline.model.kernels.rows import Normed, NormNumbers
-from paceline.model.kernels.rows_triton import Finish
+from paceline.model.kernels.rows_triton import MULTIPROCESSORS, Finish
 from paceline.model.kernels.tiles import Tile, tile
 from paceline.model.kernels.widened_programs import widened_gradient_program, widened_moments_program
 from paceline.model.norm import SharedStatistics
 
-PROGRAMS = 132 * 4
-"""About how many programs leave a part of a sum each."""
 WIDEST = 128
 """Up to so many channels one program holds a whole scatter matrix."""
 ELEMENTS = 32
@@ -59,7 +58,7 @@ def _product_moments(x: Tensor, weight: Tensor) -> tuple[Tensor, _Parts]:
     (groups, rows, k), n = x.shape, len(weight)
     t = _tile(x, "product_moments", n, k)
     tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
-    parts = part_count(groups * blocks, tiles)
+    parts = part_count(groups * blocks, tiles, MULTIPROCESSORS * t.programs)
     y, sums = x.new_empty(groups, rows, n), floats(x, groups, parts, 3, n)
     product_moments_program[(groups * parts * blocks,)](
         x, weight, y, sums, rows, tiles, parts, n, k, t.rows, t.columns, t.inner, rows % t.rows == 0,
@@ -137,7 +136,7 @@ def _scatter(x: Tensor, y: Tensor, scale: Tensor | None, shift: Tensor | None) -
     padded, together = max(16, triton.next_power_of_2(channels)), 16 if channels % 16 == 0 else 8
     t = _tile(x, "relu_scatter", padded, 0)
     tiles = triton.cdiv(rows, t.rows)
-    parts = part_count(groups, tiles, PROGRAMS // 2)
+    parts = part_count(groups, tiles, MULTIPROCESSORS * 2)
     sums, matrices = floats(x, groups, parts, 3, channels), floats(x, groups, parts, channels, channels)
     apply = scale is not None
     scatter_program[(groups * parts,)](
@@ -194,9 +193,16 @@ def _product_norm(
 ) -> Tensor:
     (groups, rows, k), n = a.shape, len(weight)
     t = _tile(a, kernel, n, k)
-    tiles = triton.cdiv(rows, t.rows)
+    tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
     y = a.new_empty(groups, rows, n)
-    product_norm_program[(groups * tiles * (n // t.columns),)](
+    if t.inner == k and inputs == 0:
+        parts = part_count(groups * blocks, tiles, MULTIPROCESSORS * t.programs)
+        product_norm_streaming_program[(groups * parts * blocks,)](
+            a, weight, scale, shift, x, y, rows, tiles, parts, n, k, t.rows, t.columns, rows % t.rows == 0,
+            num_warps=t.warps, num_stages=t.stages, maxnreg=t.registers,
+        )  # fmt: skip
+        return y
+    product_norm_program[(groups * tiles * blocks,)](
         a, weight, scale, shift, x, v, y, rows, tiles, n, k, inputs, t.rows, t.columns, t.inner, rows % t.rows == 0,
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
@@ -244,7 +250,7 @@ def _input_gradient(kernel: str, d: Tensor, a: Tensor, gradient: WidenedGradient
     (groups, rows, k), n = d.shape, a.shape[2]
     t, summed = _tile(a, kernel, n, k), kernel == "input_gradient_masked"
     tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
-    parts = part_count(groups * blocks, tiles) if summed else tiles
+    parts = part_count(groups * blocks, tiles, MULTIPROCESSORS * t.programs) if summed else tiles
     z, sums = torch.empty_like(a), floats(a, groups, parts, 2, n) if summed else gradient.c
     input_gradient_program[(groups * parts * blocks,)](
         d, gradient.a, a, gradient.q, gradient.c, x, z, sums, rows, tiles, parts, n, k, summed,
@@ -258,18 +264,19 @@ def input_gradient_added(d: Tensor, weight: Tensor, added: Tensor, x: Tensor, si
     (groups, rows, k), n = d.shape, x.shape[2]
     t = _tile(x, "input_gradient_added", n, k)
     tiles, blocks = triton.cdiv(rows, t.rows), n // t.columns
-    parts = part_count(groups * blocks, tiles)
+    parts = part_count(groups * blocks, tiles, MULTIPROCESSORS * t.programs)
     z, sums = torch.empty_like(x), floats(x, groups, parts, n)
     input_gradient_added_program[(groups * parts * blocks,)](
         d, weight, added, x, z, sums, rows, tiles, parts, side, n, k, added.shape[1] != rows,
-        t.rows, t.columns, t.inner, rows % t.rows == 0, num_warps=t.warps, num_stages=t.stages,
+        t.rows, t.columns, t.inner, rows % t.rows == 0,
+        num_warps=t.warps, num_stages=t.stages, maxnreg=t.registers if t.inner == k else None,
     )  # fmt: skip
     return z, sum_parts(sums)
 
 
 def _tile(x: Tensor, kernel: str, columns: int, inner: int) -> Tile:
     """The tile for a shape, no larger than the device's shared memory."""
-    return tile(kernel, columns, inner).within(_shared_memory(x.device))
+    return tile(kernel, columns, inner, _shared_memory(x.device))
 
 
 @cache
@@ -280,7 +287,7 @@ def _shared_memory(device: torch.device) -> int:
     return int(properties["max_shared_mem"])
 
 
-def part_count(others: int, tiles: int, programs: int = PROGRAMS) -> int:
+def part_count(others: int, tiles: int, programs: int) -> int:
     """Into how many parts the tiles of a group are cut, so that with so many other programs there are enough."""
     return max(1, min(tiles, programs // others))
 
