@@ -103,8 +103,8 @@ def product_moments_program(
     cols = pid % BLOCKS * BN + tl.arange(0, BN)
     p = pid // BLOCKS % P
     group = pid // (BLOCKS * P)
-    k = tl.arange(0, BK)
     if K == BK:
+        k = tl.arange(0, K)
         weights = tl.load(w + cols[None, :] * K + k[:, None])
     pivot = tl.zeros([BN], tl.float32)
     s = tl.zeros([BM, BN] if K == BK else [BN], tl.float32)
@@ -313,9 +313,9 @@ def input_gradient_program(
     group = pid // (BLOCKS * P)
     constant = tl.load(c + group * N + cols)
     WHOLE: tl.constexpr = MASKED and K == BK
-    k = tl.arange(0, BK)
-    n = tl.arange(0, N)
-    if WHOLE:
+    if WHOLE:  # and N is a power of two
+        k = tl.arange(0, K)
+        n = tl.arange(0, N)
         weights = tl.load(w + (group * K + k[:, None]) * N + cols[None, :])
         own_weights = tl.load(qm + (group * N + n[:, None]) * N + cols[None, :])
     s = tl.zeros([BM, BN] if WHOLE else [BN], tl.float32)
