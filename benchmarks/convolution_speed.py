@@ -48,7 +48,7 @@ def ours(data: Sequence[Tensor], stride: int) -> dict[str, Work]:
     x, weight, dy = data
     return {
         "output": lambda: convolution_triton.convolved(x, weight, stride),
-        "input's gradient": lambda: convolution_triton.input_gradient(dy, weight, x.shape, stride),
+        "input's gradient": lambda: convolution_triton.picture_gradient(dy, weight, x.shape, stride),
         "weight's gradient": lambda: convolution_triton.weight_gradient(x, dy, stride),
     }
 

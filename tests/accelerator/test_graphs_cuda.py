@@ -104,7 +104,7 @@ def test_an_average_follows_recorded_steps_by_a_recording_of_its_own(
     monkeypatch: pytest.MonkeyPatch, every: str
 ) -> None:
     scale = "on.loss_scale={0 epochs: 1, 1 epochs: 16777216, 2 epochs: 1}"
-    words = ("epochs=3", "on.precision=fp16", scale, "on.micro_batch=8", "ema.decay=0.9", f"ema.every={every}")
+    words = ("epochs=4", "on.precision=fp16", scale, "on.micro_batch=8", "ema.decay=0.9", f"ema.every={every}")
     session = assert_equal_bits(18, *words, recorded=1)
     assert session.state.bad.any()
     assert session.state.ema is not None

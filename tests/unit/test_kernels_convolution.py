@@ -36,7 +36,7 @@ def test_a_convolution_and_its_gradients_are_torch_s(
     expected = [y.detach(), *torch.autograd.grad(y, exact, dy.double())]
     got = [
         ours.convolved(x, weight, stride),
-        ours.input_gradient(dy, weight, x.shape, stride),
+        ours.picture_gradient(dy, weight, x.shape, stride),
         ours.weight_gradient(x, dy, stride),
     ]
     for one, other in zip(got, expected, strict=True):

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from paceline.model.batch import Batch, Layer
 from paceline.model.dropout import Dropout
-from paceline.model.kernels.convolution import CHANNELS, NarrowConv
+from paceline.model.kernels.convolution import FEW, NarrowConv
 from paceline.model.kernels.expansion import can_expand, expansion_pays, fused_expansion
 from paceline.model.kernels.folded import folded_product, is_product
 from paceline.model.kernels.pooling import LARGEST, fused_max_pool, mean_pool
@@ -71,7 +71,7 @@ def conv(
 
     With `same` the zeros around what a strided one sees are TensorFlow's.
     """
-    narrow = size == 3 and groups == 1 and inputs in CHANNELS and outputs in CHANNELS
+    narrow = size == 3 and groups == 1 and inputs in FEW and outputs in FEW
     plain = NarrowConv if narrow else nn.Conv2d
     kind = plain if stride == 1 else BlurredConv if blur else SameConv if same else plain
     return kind(inputs, outputs, size, stride, padding=size // 2, groups=groups, bias=False)

@@ -25,6 +25,7 @@ def take_step(session: Session, batches: list[MicroBatch]) -> None:
 def begin_step(session: Session, batches: list[MicroBatch]) -> tuple[list[MicroBatch], Tensor]:
     """Set the numbers of the step on the device; gives the prepared micro-batches and the loss scale."""
     state = session.state
+    assert state.step < session.plan.steps, "the last step of the plan has been taken"
     session.inputs.set(schedule.lr(session.plan, state.step), state.step)
     # How many images a policy's operation takes depends on numbers drawn on the host: no CUDA graph can hold this part.
     return [state.network.prepare(batch) for batch in batches], state.loss_scale.now(state.step)

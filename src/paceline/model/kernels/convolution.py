@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-CHANNELS = (16, 32, 64)
+FEW = (16, 32, 64)
 """So many channels may go in, and come out. With more, cuDNN is as fast."""
 
 
@@ -45,5 +45,5 @@ class _Convolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dy = gradients[0].contiguous(memory_format=torch.channels_last)
         needs_x, needs_weight, _ = ctx.needs_input_grad
-        dx = ctx.kernels.input_gradient(dy, weight, x.shape, ctx.stride) if needs_x else None
+        dx = ctx.kernels.picture_gradient(dy, weight, x.shape, ctx.stride) if needs_x else None
         return dx, ctx.kernels.weight_gradient(x, dy, ctx.stride) if needs_weight else None, None
