@@ -23,12 +23,13 @@ def passes(norm: GroupNormAct, x: Tensor, dy: Tensor, shortcut: Tensor | None, f
     return [y.detach(), *torch.autograd.grad(y, [x, *norm.parameters()], dy.to(y.dtype))]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
     ("activation", "proxy", "beside"), [("relu", False, True), ("silu", False, False), ("silu", True, False)]
 )
 @pytest.mark.parametrize(("channels", "side"), [(64, 56), (144, 28), (1152, 7)])
 def test_a_fused_pass_is_no_further_from_float64_than_autocast(
-    channels: int, side: int, activation: Activation, proxy: bool, beside: bool
+    channels: int, side: int, activation: Activation, proxy: bool, beside: bool, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
     if proxy:
@@ -38,7 +39,7 @@ def test_a_fused_pass_is_no_further_from_float64_than_autocast(
     norm.cuda()
     means = torch.linspace(-3, 3, channels, device="cuda")[:, None, None]
     x, dy, shortcut = (torch.randn(8, channels, side, side, device="cuda") + means for _ in range(3))
-    x, dy, shortcut = (each.bfloat16().contiguous(memory_format=torch.channels_last) for each in (x, dy, shortcut))
+    x, dy, shortcut = (each.to(dtype).contiguous(memory_format=torch.channels_last) for each in (x, dy, shortcut))
     fused, again, plain = (passes(norm, x, dy, shortcut if beside else None, form) for form in (True, True, False))
     assert all(map(torch.equal, fused, again))
     exact = passes(norm.double(), x.double(), dy.double(), shortcut.double() if beside else None, False)
@@ -46,4 +47,4 @@ def test_a_fused_pass_is_no_further_from_float64_than_autocast(
         ours, theirs = (float((each.double() - value).norm() / value.norm()) for each in (one, other))
         print(f"{tuple(value.shape)}: fused {ours:.2e}, autocast {theirs:.2e}")
         # Group norm's output is rounded to 16 bits, as batch norm's is; autocast's has 32.
-        assert ours <= 1.2 * theirs + (1e-4 if proxy else 4e-3)
+        assert ours <= 1.2 * theirs + (1e-5 if dtype == torch.float32 else 1e-4 if proxy else 4e-3)
