@@ -30,6 +30,14 @@ def tile_rows(x, group, t, rows, width: tl.constexpr, BM: tl.constexpr):
 
 
 @triton.jit
+def _share(P, N: tl.constexpr, BN: tl.constexpr):
+    """A program's BN columns of N, its number among the P that share a group's rows, and the group."""
+    BLOCKS: tl.constexpr = N // BN
+    pid = tl.program_id(0)
+    return pid % BLOCKS * BN + tl.arange(0, BN), pid // BLOCKS % P, pid // (BLOCKS * P)
+
+
+@triton.jit
 def _tile(x, group, t, rows, cols, N: tl.constexpr, BM: tl.constexpr, EVEN: tl.constexpr):
     """Some columns of tile t of a group's rows; zeros where there are no rows."""
     r = tl.arange(0, BM)
@@ -98,11 +106,7 @@ def product_moments_program(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """y = x w^T, with pivot, sum and sum of squares of its columns over the program\'s rows."""
-    pid = tl.program_id(0)
-    BLOCKS: tl.constexpr = N // BN
-    cols = pid % BLOCKS * BN + tl.arange(0, BN)
-    p = pid // BLOCKS % P
-    group = pid // (BLOCKS * P)
+    cols, p, group = _share(P, N, BN)
     if K == BK:
         k = tl.arange(0, K)
         weights = tl.load(w + cols[None, :] * K + k[:, None])
@@ -243,11 +247,7 @@ def product_norm_program(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """relu((a w^T) scale + shift + x), or with K2 columns in x, x v^T in its place."""
-    pid = tl.program_id(0)
-    BLOCKS: tl.constexpr = N // BN
-    cols = pid % BLOCKS * BN + tl.arange(0, BN)
-    t = pid // BLOCKS % tiles
-    group = pid // (BLOCKS * tiles)
+    cols, t, group = _share(tiles, N, BN)
     inside = tl.arange(0, BM) < rows - t * BM
     off = tl.arange(0, BM)[:, None] * N + cols[None, :]
     if K2 == 0:  # under way while the product is computed
@@ -270,11 +270,7 @@ def product_norm_streaming_program(
     BM: tl.constexpr, BN: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """relu((a w^T) scale + shift + x), with all K inner columns in a tile."""
-    pid = tl.program_id(0)
-    BLOCKS: tl.constexpr = N // BN
-    cols = pid % BLOCKS * BN + tl.arange(0, BN)
-    p = pid // BLOCKS % P
-    group = pid // (BLOCKS * P)
+    cols, p, group = _share(P, N, BN)
     k = tl.arange(0, K)
     weights = tl.load(w + cols[None, :] * K + k[:, None])
     factor = tl.load(scale + group * N + cols)[None, :]
@@ -306,11 +302,7 @@ def input_gradient_program(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """z = d w + a qm + c; MASKED: where a > 0, with the sums of z and z x over the program's rows."""
-    pid = tl.program_id(0)
-    BLOCKS: tl.constexpr = N // BN
-    cols = pid % BLOCKS * BN + tl.arange(0, BN)
-    p = pid // BLOCKS % P
-    group = pid // (BLOCKS * P)
+    cols, p, group = _share(P, N, BN)
     constant = tl.load(c + group * N + cols)
     WHOLE: tl.constexpr = MASKED and K == BK
     if WHOLE:  # and N is a power of two
@@ -359,11 +351,7 @@ def input_gradient_added_program(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """z = d w + added where x > 0, with the sums of z over the program's rows."""
-    pid = tl.program_id(0)
-    BLOCKS: tl.constexpr = N // BN
-    cols = pid % BLOCKS * BN + tl.arange(0, BN)
-    p = pid // BLOCKS % P
-    group = pid // (BLOCKS * P)
+    cols, p, group = _share(P, N, BN)
     LATE: tl.constexpr = K == BK and K <= 128
     s = tl.zeros([BM, BN] if LATE else [BN], tl.float32)
     if K == BK:
