@@ -8,6 +8,7 @@ from itertools import accumulate
 from paceline.errors import PlanError
 from paceline.planning import Plan
 from paceline.settings.model import External
+from paceline.visible import plural
 
 
 def check_stages(plan: Plan) -> None:
@@ -34,6 +35,9 @@ def check_stages(plan: Plan) -> None:
             f"on.splits: each names the first block of another {part_name(plan)}, and the first one begins at "
             f"'{blocks[0]}' by itself; choose {parts - 1} of {', '.join(blocks[1:])}"
         )
+    learning = len(set(blocks) - set(plan.frozen))
+    if learning < parts:
+        raise PlanError(f"{asked}, and freeze leaves {plural(learning, 'block')} to train; write at most that")
     if named:
         _check_trained(plan)
 

@@ -68,10 +68,11 @@ def test_stages_are_cut_where_each_has_something_to_train(paceline: Paceline, fr
         assert (found["splits"] if flags else [found["stages_begin_at"]]) == [begin]
 
 
-def test_stages_of_which_one_trains_nothing_however_they_are_cut_are_refused(paceline: Paceline) -> None:
-    done = paceline("plan", *WORDS, "on.stages=2", "freeze=[stem, stage1, stage2, stage3]", "--probe")
+@pytest.mark.parametrize("flags", [(), ("--probe",)])
+def test_more_stages_than_blocks_that_train_are_refused(paceline: Paceline, flags: tuple[str, ...]) -> None:
+    done = paceline("plan", *WORDS, "on.stages=2", "freeze=[stem, stage1, stage2, stage3]", *flags)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "stage 1 of 2 has only blocks that freeze names" in done.stderr
+    assert "on.stages=2, and freeze leaves 1 block to train" in done.stderr
 
 
 @pytest.mark.parametrize("flags", [("--yaml", "--probe"), ("--rehearse", "0", "--probe"), ("--hosts", "2", "--probe")])

@@ -71,6 +71,7 @@ def test_processes_are_replicas_times_stages() -> None:
         (("on.stages=2", "on.compile=true"), "on.compile=true fuses a whole network"),
         (("on.stages=2", "on.pipeline=interleaved", "on.micro_batch=16"), "as many micro-batches .* 2, and .* 1;"),
         (("on.stages=2", "on.splits=head", "freeze=head"), "stage 2 of 2 has only blocks that freeze names .head.;"),
+        (("on.stages=2", "freeze=[stem, stage1, stage2, stage3]"), "on.stages=2, and freeze leaves 1 block to train;"),
         (("on.stages=2", "model=timm:resnet18"), "a network of another package is one block"),
         (("on.stages=2", "on.graphs=true", "on.device=cuda"), "2 processes exchange gradients in it"),
     ],
