@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from interpreted import interpret_kernels
 from paceline.model.kernels import windows
-from paceline.model.kernels.pooling import fused_bias_relu, fused_max_pool, mean_pool
+from paceline.model.kernels.pooling import _PictureMean, fused_bias_relu, fused_max_pool, mean_pool
 from paceline.model.kernels.windows import Window
 
 WINDOWS = [
@@ -54,6 +54,17 @@ def test_a_fused_mean_pool_is_torch_s(size: int, inner: bool) -> None:
         lambda x: F.avg_pool2d(x, size, 1, size // 2, count_include_pad=not inner),
         pictures(2, 5, 7, 9),
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_mean_of_pictures_has_torch_s_bits_and_a_gradient_without_memory(dtype: torch.dtype) -> None:
+    x = torch.randn(3, 8, 7, 5, dtype=dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
+    dy = torch.randn(3, 8, dtype=dtype)
+    ours, theirs = _PictureMean.apply(x), x.mean((2, 3))  # type: ignore[no-untyped-call]
+    assert torch.equal(ours, theirs)
+    (d_ours,), (d_theirs,) = (torch.autograd.grad(y, x, dy) for y in (ours, theirs))
+    assert torch.equal(d_ours, d_theirs)
+    assert d_ours.untyped_storage().nbytes() == dy.untyped_storage().nbytes()
 
 
 def test_a_fused_bias_and_relu_are_torch_s() -> None:

@@ -277,7 +277,7 @@ def test_balanced_stages_all_have_something_to_train_before_they_fit(
 @pytest.mark.parametrize("micro_batch", [2, "auto"])
 def test_stages_with_nothing_to_train_are_refused_where_no_balance_helps(micro_batch: Any) -> None:
     plan = staged_and_frozen(("stem", "stage1", "stage2", "stage3"), {"stages": 2})
-    with pytest.raises(PlanError, match="on.stages=2, and freeze leaves 1 block to train; write at most that"):
+    with pytest.raises(PlanError, match=r"on.stages=2, and freeze leaves 1 block to train; write at most that"):
         best_that_fits(plan, asked(stages=2, micro_batch=micro_batch), probe_of(plan))
 
 

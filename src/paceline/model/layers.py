@@ -13,7 +13,7 @@ from paceline.model.dropout import Dropout
 from paceline.model.kernels.convolution import FEW, NarrowConv
 from paceline.model.kernels.expansion import can_expand, expansion_pays, fused_expansion
 from paceline.model.kernels.folded import folded_product, is_product
-from paceline.model.kernels.pooling import LARGEST, fused_max_pool, mean_pool
+from paceline.model.kernels.pooling import LARGEST, fused_max_pool, mean_pool, picture_mean
 from paceline.model.kernels.windows import Window
 from paceline.model.norm import BatchNormAct, GroupNormAct, NormAct, ProxyNormAct, Role
 from paceline.settings.model import Activation
@@ -172,5 +172,5 @@ class Head(Layer):
         self.dense = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor, batch: Batch | None) -> Tensor:
-        scores: Tensor = self.dense(self.dropout(x.mean((2, 3)), batch))
+        scores: Tensor = self.dense(self.dropout(picture_mean(x), batch))
         return scores

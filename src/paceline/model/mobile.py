@@ -11,6 +11,7 @@ from paceline.model import mobile_tables
 from paceline.model.batch import Batch, Chain, Layer
 from paceline.model.dropout import StochasticDepth
 from paceline.model.kernels.gate import Excite
+from paceline.model.kernels.pooling import picture_mean
 from paceline.model.kernels.squeeze import folded_squeeze, fused_squeeze
 from paceline.model.layers import ConvNorm, Head, MakeNorm, conv, conv_norm
 from paceline.model.mobile_tables import MOBILENET3_DENSE, NetworkShape, Squeeze, UnitShape, round_channels
@@ -129,7 +130,7 @@ class PooledDense(Layer):
         self.dense = nn.Linear(channels, features)
 
     def forward(self, x: Tensor, batch: Batch | None) -> Tensor:  # noqa: ARG002 - a block takes it
-        return F.hardswish(self.dense(x.mean((2, 3))))[:, :, None, None]
+        return F.hardswish(self.dense(picture_mean(x)))[:, :, None, None]
 
 
 def mobilenet3_blocks(model: MobileNetV3, channels: int, classes: int, make_norm: MakeNorm) -> dict[str, nn.Module]:

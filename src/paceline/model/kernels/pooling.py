@@ -1,4 +1,4 @@
-"""Max-pools and mean-pools whose passes are one kernel each, and a convolution's bias with the ReLU behind it."""
+"""Max-pools and mean-pools of one kernel for each pass, means of whole pictures, and a bias with the ReLU behind it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ def fused_max_pool(x: Tensor, window: Window) -> Tensor:
 def mean_pool(x: Tensor, size: int, inner: bool, fused: bool) -> Tensor:
     """The mean over the square around each pixel; zeros around the picture count unless it is `inner`."""
     y: Tensor = _MeanPool.apply(x, size, inner, _windows_for(x) if fused else windows)  # type: ignore[no-untyped-call]
+    return y
+
+
+def picture_mean(x: Tensor) -> Tensor:
+    """The mean over each picture."""
+    if not x.is_cuda or torch.compiler.is_compiling():
+        return x.mean((2, 3))
+    y: Tensor = _PictureMean.apply(x)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -65,6 +73,21 @@ class _MeanPool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         return ctx.kernels.mean_windows_gradient(_channels_last(gradients[0]), *ctx.how), None, None, None
+
+
+class _PictureMean(torch.autograd.Function):
+    """Has torch's bits. The gradient is the same for all pixels, so it is a view of one number for each channel. torch's
+    is written out, in an order that channels-last kernels copy once more."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.shape = x.shape
+        return x.mean((2, 3))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        count = ctx.shape[2] * ctx.shape[3]
+        return (gradients[0] / count)[:, :, None, None].expand(ctx.shape)
 
 
 class _BiasRelu(torch.autograd.Function):
