@@ -76,8 +76,8 @@ class _MeanPool(torch.autograd.Function):
 
 
 class _PictureMean(torch.autograd.Function):
-    """Has torch's bits. The gradient is the same for all pixels, so it is a view of one number for each channel. torch's
-    is written out, in an order that channels-last kernels copy once more."""
+    """Has torch's bits. The gradient is the same for all pixels, so it is a view of one number for each channel; torch
+    writes it out, in an order that channels-last kernels copy once more."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
