@@ -36,8 +36,8 @@ WRITTEN = {
     "trace.json", "memory.pickle", "preprocess.json", "preprocess.py", "model.onnx", "model.pt2",
     *(f"paceline.{name}" for name in paceline.__all__),
     "report.html", "results.png", "samples.json", "relabel.csv", "plotly.min.js",
-    "log.txt", "training.csv", "validation.csv", "training.index", "validation.index", "plan.recipe", "plan.placement",
-    "recipe.mix", "machine.cores", "machine.numa_nodes", "machine.memory", "machine.host", "machine.system",
+    "log.txt", "mlperf.log", "training.csv", "validation.csv", "training.index", "validation.index", "plan.recipe",
+    "plan.placement", "recipe.mix", "machine.cores", "machine.numa_nodes", "machine.memory", "machine.host", "machine.system",
     "machine.processor", "machine.accelerator", "machine.accelerators", "machine.accelerator_memory",
     "machine.bf16",
 }  # fmt: skip

@@ -106,7 +106,7 @@ def _no_names(value: object) -> object:
 Cuts = Annotated[Names, BeforeValidator(_no_names)]
 
 
-SinkName = Literal["console", "csv", "log", "report", "tensorboard", "wandb", "mlflow"]
+SinkName = Literal["console", "csv", "log", "report", "mlperf", "tensorboard", "wandb", "mlflow"]
 
 
 class Placement(Settings):
@@ -225,8 +225,8 @@ class Placement(Settings):
         "report",
     )
     """Where the rows of the record also go while a run trains: console (the terminal), csv (tables), log (log.txt),
-    report (report.html), and the trackers tensorboard, wandb and mlflow, each of which is an extra: pip install
-    'paceline[wandb]'."""
+    report (report.html), mlperf (mlperf.log), and the trackers tensorboard, wandb and mlflow, each of which is an
+    extra: pip install 'paceline[wandb]'."""
 
 
 class ResolvedPlacement(Placement):

@@ -16,6 +16,7 @@ from paceline.sink.console import ConsoleSink
 from paceline.sink.csv import CsvSink
 from paceline.sink.log import LogSink
 from paceline.sink.mlflow import MLflow
+from paceline.sink.mlperf import MLPerfSink
 from paceline.sink.tensorboard import TensorBoard
 from paceline.sink.tracking import OpenTracker, TrackingSink
 from paceline.sink.wandb import WeightsAndBiases
@@ -33,6 +34,7 @@ SINKS: dict[SinkName, OpenSink] = {
     "console": ConsoleSink,
     "csv": CsvSink,
     "log": LogSink,
+    "mlperf": MLPerfSink,
     **{name: partial(_tracking, name) for name in TRACKERS},
 }
 """Every sink by its name in `on.sinks`; each is made of the plan, the run and the terminal."""
