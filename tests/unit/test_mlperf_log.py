@@ -135,7 +135,8 @@ def test_a_recipe_of_the_rules_has_the_numbers_of_the_rules(tmp_path: Path, monk
         "lars_opt_base_learning_rate": 10.5, "lars_opt_end_learning_rate": 1e-4, "lars_epsilon": 0,
         "lars_opt_momentum": 0.9, "lars_opt_learning_rate_decay_poly_power": 2,
         "lars_opt_learning_rate_warmup_epochs": 2, "lars_opt_weight_decay": 5e-5, "train_samples": 1281167,
-        "eval_samples": 50000, "global_batch_size": 3264, "gradient_accumulation_steps": 8, "model_bn_span": plan.norm_batch,
+        "eval_samples": 50000, "global_batch_size": 3264, "gradient_accumulation_steps": 8,
+        "model_bn_span": plan.norm_batch,
     }  # fmt: skip
     assert {key: values[key] for key in words} == words
     assert {key: values[key] for key in expected} == pytest.approx(expected, rel=1e-3)
