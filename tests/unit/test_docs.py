@@ -37,7 +37,8 @@ WRITTEN = {
     *(f"paceline.{name}" for name in paceline.__all__),
     "report.html", "results.png", "samples.json", "relabel.csv", "plotly.min.js",
     "log.txt", "mlperf.log", "training.csv", "validation.csv", "training.index", "validation.index", "plan.recipe",
-    "plan.placement", "recipe.mix", "machine.cores", "machine.numa_nodes", "machine.memory", "machine.host", "machine.system",
+    "plan.placement", "recipe.mix", "machine.cores", "machine.numa_nodes", "machine.memory", "machine.host",
+    "machine.system",
     "machine.processor", "machine.accelerator", "machine.accelerators", "machine.accelerator_memory",
     "machine.bf16",
 }  # fmt: skip
