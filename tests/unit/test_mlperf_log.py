@@ -101,6 +101,14 @@ def test_a_block_is_what_lies_between_validations(tmp_path: Path) -> None:
     assert [line for line in told(tmp_path) if line.startswith("block")][1:] == ["block_stop 1", "block_start 2 2"]
 
 
+def test_a_run_that_is_never_validated_ends_its_block(tmp_path: Path) -> None:
+    plan = make_plan("epochs=3", "evaluate.every=never")
+    sink = opened(plan, tmp_path)
+    sink.row({"kind": "start", "step": 0})
+    sink.row({"kind": "end", "step": 18})
+    assert told(tmp_path)[-3:] == ["block_start 1 3", "block_stop 1", "run_stop aborted"]
+
+
 def test_a_resumed_run_goes_on_in_its_log_without_what_it_trains_again(plan: Plan, tmp_path: Path) -> None:
     train(opened(plan, tmp_path), plan, 0, 13)
     with (tmp_path / MLPERF_LOG).open("a") as file:

@@ -75,15 +75,14 @@ class MLPerfSink(Sink):
     def _take(self, row: Row) -> None:
         match row["kind"]:
             case "validation-start":
-                if self._in_block:
-                    self._write("block_stop", None, "INTERVAL_END", first_epoch_num=self._first_epoch())
-                    self._in_block = False
+                self._end_block()
                 self._write("eval_start", None, "INTERVAL_START", epoch_num=self._epoch(row["step"]))
             case "validation":
                 self._write("eval_stop", None, "INTERVAL_END", epoch_num=self._epoch(row["step"]))
                 self._write("eval_accuracy", row["top1"], epoch_num=self._epoch(row["step"]))
                 self._best, self._since = max(self._best, row["top1"]), time.time()
             case "end":
+                self._end_block()  # where nothing is validated
                 target = self._plan.recipe.stop.target if self._plan.recipe.stop.metric == "top1" else None
                 reached = self._best >= (target or QUALITY)
                 self._write("run_stop", None, "INTERVAL_END", status="success" if reached else "aborted")
@@ -100,9 +99,11 @@ class MLPerfSink(Sink):
         self._write("block_start", None, "INTERVAL_START", at=self._since, first_epoch_num=first, epoch_count=count)
         self._in_block, self._since = True, None
 
-    def _first_epoch(self) -> int:
-        starts = [line["metadata"] for line in _lines(self._path) if line["key"] == "block_start"]
-        return int(starts[-1]["first_epoch_num"])
+    def _end_block(self) -> None:
+        if self._in_block:
+            starts = [line["metadata"] for line in _lines(self._path) if line["key"] == "block_start"]
+            self._write("block_stop", None, "INTERVAL_END", first_epoch_num=starts[-1]["first_epoch_num"])
+            self._in_block = False
 
     def _epoch(self, step: int) -> int:
         """The number of the epoch that a step belongs to, counted from 1."""
