@@ -7,17 +7,19 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
 
 from paceline.errors import Broken
-from paceline.files import disk_faults, write_whole
+from paceline.files import Appender, disk_faults, write_whole
 from paceline.planning import Plan
 from paceline.record import INTACT, Row, Run, Sink
 from paceline.settings.optimizer import Lars, Sgd
 from paceline.settings.schedule import Polynomial
+from paceline.visible import plural
 
 MLPERF_LOG = "mlperf.log"
 TOKEN = ":::MLLOG "
@@ -30,84 +32,95 @@ _Pairs = Iterator[tuple[str, Any]]
 
 
 class MLPerfSink(Sink):
-    """Writes a line for each event of a training, at the time of the event. The log goes on where a run is resumed:
-    the clock of these rules does not stop."""
+    """Writes a line for each event of a training, with the time of the event. A resumed run goes on in its log: the
+    clock of these rules does not stop."""
 
     def __init__(self, plan: Plan, run: Run, _console: Console) -> None:
-        self._plan, self._path = plan, run.folder / MLPERF_LOG
-        self._opened = time.time()
+        self._plan, self._run, self._path = plan, run, run.folder / MLPERF_LOG
+        self._log, self._opened = Appender(self._path), time.time()
         self._step: int | None = None
-        """The step of the newest row, once a training has begun."""
-        self._in_block = False
-        self._since: float | None = None
-        """When what comes next began, if that was not just now."""
+        """How far the training is, once one has begun; rows of other commands come without a start."""
+        self._block: int | None = None
+        """The first epoch of the block that is being trained."""
+        self._trained_since: float | None = None
+        """When the last validation ended, if nothing was trained since."""
         self._best = -math.inf
 
     def row(self, row: Row) -> None:
         if row["kind"] == "start":
             self._start(row["step"])
-        elif self._step is not None:  # rows of other commands come without a start
-            self._step = row.get("step", self._step)
+        elif self._step is not None and row["kind"] in ("validation-start", "validation", "end"):
+            self._step = row["step"]
             self._take(row)
 
     def progress(self, what: str, done: int, total: int) -> None:  # noqa: ARG002 - see Sink
-        if what == "training" and self._step is not None and not self._in_block:
+        if what == "training" and self._step is not None and self._block is None:
             self._begin_block(self._step)
 
     def _start(self, step: int) -> None:
-        kept = [line for line in _lines(self._path) if line["metadata"]["step"] <= step] if step else []
-        write_whole(self._path, "".join(map(_text, kept)))
+        kept = [line for line in _lines(self._path) if line["metadata"]["step"] <= step]
+        if kept and kept[-1]["key"] == "eval_start":  # of a validation that the end of the last start cut off
+            kept.pop()
+        begun = any(line["key"] == "run_start" for line in kept)
+        if step and not begun:
+            self._run.note(f"{MLPERF_LOG} is not written: it would lack the first {plural(step, 'step')} of the run")
+            return
+        with disk_faults(Broken, self._path, "cannot be written", INTACT):
+            write_whole(self._path, "".join(f"{_text(line)}\n" for line in kept if begun))
         self._step = step
+        if not begun:
+            self._begin()
+            return
         self._best = max((line["value"] for line in kept if line["key"] == "eval_accuracy"), default=-math.inf)
-        blocks = [line["key"] for line in kept if line["key"] in ("block_start", "block_stop")]
-        self._in_block = blocks[-1:] == ["block_start"]
-        if not kept:
-            for key, value in preamble(self._plan):
-                self._write(key, value, at=self._opened)
-            self._write("init_start", None, "INTERVAL_START", at=self._opened)
-            for key, value in rule_numbers(self._plan):
-                self._write(key, value)
-            self._write("init_stop", None, "INTERVAL_END")
-            self._write("run_start", None, "INTERVAL_START")
-        if not self._in_block and step < self._plan.steps:
-            self._begin_block(step)
+        blocks = [line for line in kept if line["key"] in ("block_start", "block_stop")]
+        if blocks and blocks[-1]["key"] == "block_start":
+            self._block = blocks[-1]["metadata"]["first_epoch_num"]
+
+    def _begin(self) -> None:
+        for key, value in preamble(self._plan):
+            self._write(key, value, at=self._opened)
+        self._write("init_start", None, "INTERVAL_START", at=self._opened)
+        for key, value in rule_numbers(self._plan):
+            self._write(key, value)
+        self._write("init_stop", None, "INTERVAL_END")
+        self._write("run_start", None, "INTERVAL_START")
+        self._begin_block(0)
 
     def _take(self, row: Row) -> None:
+        epoch = self._epoch(row["step"])
         match row["kind"]:
             case "validation-start":
                 self._end_block()
-                self._write("eval_start", None, "INTERVAL_START", epoch_num=self._epoch(row["step"]))
+                self._write("eval_start", None, "INTERVAL_START", epoch_num=epoch)
             case "validation":
-                self._write("eval_stop", None, "INTERVAL_END", epoch_num=self._epoch(row["step"]))
-                self._write("eval_accuracy", row["top1"], epoch_num=self._epoch(row["step"]))
-                self._best, self._since = max(self._best, row["top1"]), time.time()
-            case "end":
-                self._end_block()  # where nothing is validated
-                target = self._plan.recipe.stop.target if self._plan.recipe.stop.metric == "top1" else None
-                reached = self._best >= (target or QUALITY)
-                self._write("run_stop", None, "INTERVAL_END", status="success" if reached else "aborted")
+                self._best, self._trained_since = max(self._best, row["top1"]), time.time()
+                self._write("eval_stop", None, "INTERVAL_END", epoch_num=epoch)
+                self._write("eval_accuracy", row["top1"], epoch_num=epoch)
             case _:
-                pass
+                self._end_block()  # where nothing is validated
+                stop = self._plan.recipe.stop
+                reached = self._best >= ((stop.target if stop.metric == "top1" else None) or QUALITY)
+                self._write("run_stop", None, "INTERVAL_END", status="success" if reached else "aborted")
 
     def _begin_block(self, step: int) -> None:
         """The epochs until the next validation begin."""
         plan, end = self._plan, step + 1
         while end < plan.steps and not (plan.validations and plan.validations.due(end)):
             end += 1
-        first = math.floor(plan.epoch(step)) + 1
-        count = max(1, self._epoch(end) - first + 1)
-        self._write("block_start", None, "INTERVAL_START", at=self._since, first_epoch_num=first, epoch_count=count)
-        self._in_block, self._since = True, None
+        self._block, at, self._trained_since = math.floor(plan.epoch(step)) + 1, self._trained_since, None
+        count = self._epoch(end) - self._block + 1
+        self._write(
+            "block_start", None, "INTERVAL_START", at=at, first_epoch_num=self._block, epoch_count=max(1, count)
+        )
 
     def _end_block(self) -> None:
-        if self._in_block:
-            starts = [line["metadata"] for line in _lines(self._path) if line["key"] == "block_start"]
-            self._write("block_stop", None, "INTERVAL_END", first_epoch_num=starts[-1]["first_epoch_num"])
-            self._in_block = False
+        if self._block is not None:
+            first, self._block = self._block, None
+            self._write("block_stop", None, "INTERVAL_END", first_epoch_num=first)
 
     def _epoch(self, step: int) -> int:
-        """The number of the epoch that a step belongs to, counted from 1."""
-        return max(1, math.ceil(round(self._plan.epoch(step), 6)))
+        """The number, counted from 1, of the epoch in which a step begins."""
+        return math.floor(self._plan.epoch(step - 1)) + 1
 
     def _write(
         self, key: str, value: Any, event: _Kind = "POINT_IN_TIME", *, at: float | None = None, **metadata: Any
@@ -120,8 +133,8 @@ class MLPerfSink(Sink):
             "value": value,
             "metadata": {"file": "paceline", "lineno": 0, "step": self._step, **metadata},
         }
-        with disk_faults(Broken, self._path, "cannot be written", INTACT), self._path.open("a") as file:
-            file.write(_text(line))
+        with suppress(OSError):  # a line that a full disk does not take waits for the next one
+            self._log.append(_text(line))
 
 
 def preamble(plan: Plan) -> _Pairs:
@@ -148,25 +161,28 @@ def rule_numbers(plan: Plan) -> _Pairs:
     if isinstance(recipe.schedule, Polynomial):
         yield f"{prefix}_end_learning_rate", recipe.schedule.end
         yield f"{prefix}_learning_rate_decay_poly_power", recipe.schedule.power
-        yield f"{prefix}_learning_rate_decay_steps", plan.steps - plan.warm_steps + recipe.schedule.extra_steps
+        yield f"{prefix}_learning_rate_decay_steps", plan.steps
     if isinstance(optimizer, Lars | Sgd):
         yield f"{prefix}_momentum", optimizer.momentum
     yield f"{prefix}_weight_decay", optimizer.decay if isinstance(optimizer, Lars) else recipe.weight_decay.rate
-    lars = isinstance(optimizer, Lars)
     if isinstance(optimizer, Lars):
         yield "lars_epsilon", optimizer.epsilon
-    yield f"{'lars_' if lars else ''}opt_learning_rate_warmup_epochs", plan.epoch(plan.warm_steps)
+    warmup = float(plan.images_in(recipe.schedule.warmup) / plan.epoch_images)
+    yield f"{'lars_' if isinstance(optimizer, Lars) else ''}opt_learning_rate_warmup_epochs", warmup
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log that are whole; none if there is no log."""
+    """The lines of a log, but for what a kill has left of one; none if there is no log."""
     try:
         text = path.read_text()
     except FileNotFoundError:
         return []
-    whole = [line.removeprefix(TOKEN) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    return [json.loads(line) for line in whole]
+    lines = []
+    for line in text.splitlines():
+        with suppress(ValueError):
+            lines.append(json.loads(line.removeprefix(TOKEN)))
+    return lines
 
 
 def _text(line: dict[str, Any]) -> str:
-    return f"{TOKEN}{json.dumps(line)}\n"
+    return TOKEN + json.dumps(line)

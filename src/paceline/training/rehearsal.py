@@ -42,7 +42,7 @@ def rehearse(plan: Plan, rank: int) -> dict[str, Any]:
         session = Session(plan, world, Run(Path(folder), "read"), Requests(world))
         initialize_state(session.state, plan)
         with closing(session.loader.training(0)) as steps:
-            for batches in islice(steps, 2):  # counted is the second, which the first has found the memory for
+            for batches in islice(steps, min(2, plan.steps)):  # the first finds the memory for the second
                 world.sent.clear()
                 take_step(session, batches)
         collectives = [
