@@ -34,7 +34,7 @@ NOT_RUN = {
     r"^sbatch|^srun|^mpiexec|^torchrun --nnodes": "needs a cluster, several hosts or MPI",
     r"^tensorboard": "serves pages until it is ended",
     r"^python benchmarks/|pytest ": "measures for minutes, or on a CUDA device",
-    r"^paceline (train|bench (train|infer)) (nvidia|graphcore|mk2|mlperf|efficientnet)": "trains a network for accelerators",
+    r"^paceline (train|bench (train|infer)) (nvidia|graphcore|mk2|mlperf|efficientnet)": "trains for accelerators",
     r"resnet50-finetune|init.from=(torchvision|resnet50)": "downloads weights",
     r"--rehearse|--probe": "takes steps of ResNet-50",
 }  # fmt: skip
